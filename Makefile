@@ -1,0 +1,82 @@
+# Needs GNU make and Python 3.11 or newer; everything else goes into .venv.
+
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+ifndef PYTHON
+PYTHON := $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)
+endif
+PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# Two workers on two cores; a file's tests stay in one worker, so they share its module fixtures.
+PYTEST_FLAGS ?= -n auto --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format-check lint types imports proto-lint generated-fresh \
+	generate format bench breaking clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-16s %s\n", $$1, $$2 }'
+
+# --- the environment: a stamp per set of packages, redone when what it was made from changes ----------
+
+$(VENV)/runtime.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	@test -x $(VENV)/bin/pip || $(PYTHON) -m venv --clear $(VENV)
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/runtime.stamp
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/dev.stamp ## everything that development needs, in .venv
+
+# --- use ----------------------------------------------------------------------------------------------
+
+demo: $(VENV)/runtime.stamp ## the whole path once, from an empty folder to a replayed verdict
+	assay demo
+
+bench: $(VENV)/dev.stamp ## measure speed beside this machine's own ceilings
+	python -m tests.bench
+
+# --- checks -------------------------------------------------------------------------------------------
+
+check: format-check lint types imports proto-lint generated-fresh test ## all that must hold before a commit
+
+test: $(VENV)/dev.stamp ## the tests; PYTEST_FLAGS='-k law_07' for some of them
+	python -m pytest $(PYTEST_FLAGS)
+
+format-check: $(VENV)/dev.stamp
+	ruff format --check .
+
+lint: $(VENV)/dev.stamp
+	ruff check .
+
+types: $(VENV)/dev.stamp
+	mypy
+
+imports: $(VENV)/dev.stamp
+	lint-imports
+
+proto-lint: $(VENV)/dev.stamp
+	buf lint
+
+generated-fresh: $(VENV)/dev.stamp
+	tools/generate --check
+
+breaking: $(VENV)/dev.stamp ## compare proto/ with AGAINST, a released tag
+	buf breaking --against '.git#tag=$(AGAINST)'
+
+# --- writing ------------------------------------------------------------------------------------------
+
+generate: $(VENV)/dev.stamp ## write the code of proto/*.proto
+	tools/generate
+
+format: $(VENV)/dev.stamp ## format and sort the code
+	ruff format .
+	ruff check --fix-only .
+
+clean: ## remove the environment, caches and build output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

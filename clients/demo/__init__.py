@@ -1,0 +1,1 @@
+"""The demonstration: four candidates, one ledger, one gate, one auditor."""

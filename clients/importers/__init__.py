@@ -1,0 +1,1 @@
+"""Importers: what other tools recorded, as events. Pure functions from bytes to events; nobody is called."""

@@ -1,0 +1,81 @@
+"""Remembered checkpoints: what makes a rollback or a fork visible (law 6, step V7).
+
+Rules:
+1. Per origin the signed note, in a file; it advances only to what was proven to continue it.
+2. A smaller size is refused. Another root at the same size, or another beginning, is a fork: both signed
+   notes are kept, the second beside the first, and the first stays what is remembered.
+3. The file is replaced whole. It is not fsynced: a loss falls back to an older checkpoint of the same log,
+   which detects less and never errs.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from ledger.checkpoint import Checkpoint
+from ledger.errors import VerificationError
+from ledger.head import check_continues, check_signatures, open_note, parse_remembered
+from ledger.merkle import verify_consistency
+from ledger.note import VerifierKey
+from ledger.trust import TrustDocument
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """The latest checkpoint of one log that this client verified. One owner at a time."""
+
+    def __init__(self, trust: TrustDocument, folder: Path | None, reader: str = "") -> None:
+        """`folder` None keeps it in this process only; `reader` keeps several clients' memories apart.
+
+        Raises FormatError where the file is not a checkpoint of this log.
+        """
+        self._trust = trust
+        self._file: Path | None = None
+        self.note: bytes | None = None
+        self.checkpoint: Checkpoint | None = None
+        if folder is not None:
+            digest = sha256(f"{trust.origin}\n{reader}".encode()).hexdigest()[:32]
+            self._file = folder / f"{digest}.checkpoint"
+            if self._file.exists():
+                self.note = self._file.read_bytes()
+                self.checkpoint = parse_remembered(self.note, trust.origin)
+        self.ledger_key: VerifierKey = trust.log
+
+    @property
+    def size(self) -> int:
+        """The remembered size; 0 before the first."""
+        return 0 if self.checkpoint is None else self.checkpoint.size
+
+    def open(self, note: bytes) -> Checkpoint:
+        """V5 and V6 of a checkpoint. Raises VerificationError."""
+        parsed, checkpoint = open_note(note, self._trust.origin)
+        check_signatures(parsed, self.ledger_key, self._trust)
+        return checkpoint
+
+    def check(
+        self, known: Checkpoint | None, note: bytes, checkpoint: Checkpoint, proof: list[bytes]
+    ) -> None:
+        """That `checkpoint` continues `known` by `proof`. Raises VerificationError V7; then both are kept."""
+        if known is None:
+            return
+        holds = verify_consistency(known.size, checkpoint.size, known.root, checkpoint.root, proof)
+        try:
+            check_continues(known, checkpoint.size, checkpoint.root, known.root if holds else None)
+        except VerificationError:
+            self._keep_evidence(note)
+            raise
+
+    def advance(self, note: bytes, checkpoint: Checkpoint) -> None:
+        """Remembers a checkpoint that was checked to continue the remembered one."""
+        self.note, self.checkpoint = note, checkpoint
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary = self._file.with_suffix(".tmp")
+            temporary.write_bytes(note)
+            temporary.replace(self._file)
+
+    def _keep_evidence(self, note: bytes) -> None:
+        if self._file is not None:
+            self._file.with_suffix(f".fork-{sha256(note).hexdigest()[:16]}").write_bytes(note)

@@ -1,0 +1,117 @@
+"""`python -m gate --home HOME`: serves the gate until SIGTERM.
+
+When it serves, one line of JSON goes to stdout: `{"address": …, "origin": …, "size": …}`. Logs go to stderr.
+Exit codes: 0 stopped as asked, 2 usage or configuration, 3 the log does not verify or the ledger is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import secrets
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from clients.home import load_home
+from clients.identity import Identity, load_identity
+from clients.ledger import LedgerClient
+from gate.log import GateLog
+from gate.service import GateService
+from gate.v1 import gate_pb2_grpc
+from ledger.errors import AssayError, FatalError, VerificationError
+from ledger.wire import CatchAll
+
+_log = logging.getLogger("gate")
+_GRACE = 5.0  # seconds
+_SERVICE = "gate.v1.GateService"
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _credentials(home: Path) -> grpc.ServerCredentials:
+    folder = home / "gate"
+    return grpc.ssl_server_credentials(
+        [((folder / "server.key").read_bytes(), (folder / "server.crt").read_bytes())],
+        root_certificates=(home / "ca.crt").read_bytes(),
+        require_client_auth=True,
+    )
+
+
+async def _serve(home: Path, identity: Identity, trust_domain: str, listen: str) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    async with LedgerClient(identity) as client:
+        log = GateLog(identity.trust)
+        following = asyncio.create_task(log.run(client.follow(0)))
+        await log.reached((await client.get_checkpoint()).size)
+        server = grpc.aio.server(interceptors=[CatchAll(_log)], options=(("grpc.so_reuseport", 0),))
+        service = GateService(log, client, trust_domain, now=_now, random=secrets.token_bytes)
+        gate_pb2_grpc.add_GateServiceServicer_to_server(service, server)
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        try:
+            port = server.add_secure_port(listen, _credentials(home))
+        except RuntimeError as error:
+            raise FatalError("NOT_LISTENING", f"expected to listen on {listen}, got {error}") from error
+        await server.start()
+        for name in ("", _SERVICE):
+            await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        ready = {
+            "address": f"{listen.rpartition(':')[0]}:{port}",
+            "origin": identity.trust.origin,
+            "size": log.size,
+        }
+        sys.stdout.write(json.dumps(ready) + "\n")
+        sys.stdout.flush()
+        stop = asyncio.create_task(asked.wait())
+        await asyncio.wait({following, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        await servicer.enter_graceful_shutdown()
+        await server.stop(_GRACE)
+        if following.done():
+            await following  # raises what ended it
+            raise FatalError("LEDGER_ENDED", "expected a ledger that goes on, got the end of its log")
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m gate", description="Serve the gate.")
+    parser.add_argument("--home", type=Path, required=True, help="folder made by `assay init`")
+    parser.add_argument("--as", dest="principal", default="gate-1", help="the gate's principal")
+    parser.add_argument("--listen", help="host:port; absent: as the home says")
+    parser.add_argument("--ledger", help="host:port of the ledger; absent: as the home says")
+    arguments = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        document = load_home(arguments.home)
+        identity = load_identity(arguments.home, arguments.principal, target=arguments.ledger)
+        asyncio.run(
+            _serve(arguments.home, identity, document.trust_domain, arguments.listen or document.gate)
+        )
+    except (FatalError, VerificationError) as error:
+        _log.critical("%s", error)
+        return 3
+    except (AssayError, OSError) as error:
+        _log.critical("%s", error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The gate's own view of the log: followed, verified and folded, trusting the ledger with nothing.
+
+Rules:
+1. Every entry passes the offline verifier's steps before it is folded; a fault stops the gate for good.
+2. The gate judges at sizes that it has verified, and never beyond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from gate.judge import RulesJudge
+from ledger.entry import encode_run
+from ledger.errors import AssayError, FatalError
+from ledger.merkle import Tree
+from ledger.receipt import Receipts
+from ledger.trust import KEY_EVENTS, Authority, Grant, TrustDocument
+from ledger.v1 import event_pb2
+from ledger.verify import Verifier
+
+__all__ = ["GateLog"]
+
+_MANY: Final = 2  # any batch size above one: key rules ask only whether an event is alone
+
+
+class GateLog:
+    """Owns the verifier, the tree and the receipts. `run` alone moves them."""
+
+    def __init__(self, trust: TrustDocument) -> None:
+        self.authority = Authority.initial(trust)
+        self.tree = Tree()
+        self.receipts = Receipts(RulesJudge(), self.tree.root)
+        self._verifier = Verifier(trust, fold=self)
+        self._grown = asyncio.Condition()
+        self._fault: AssayError | None = None
+
+    @property
+    def size(self) -> int:
+        """Entries verified and folded."""
+        return self.receipts.size
+
+    def apply(
+        self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
+    ) -> None:
+        """Takes an entry from the verifier."""
+        self.tree.extend([leaf])
+        if event.WhichOneof("body") in KEY_EVENTS:
+            self.authority = self.authority.with_key_event(index, event, 1 if alone else _MANY)
+        self.receipts.apply(index, recorded_at, leaf, grant, event, alone)
+
+    async def run(self, entries: AsyncIterator[tuple[int, bytes]]) -> None:
+        """Verifies and folds entries as they come, until cancelled. Raises what it found."""
+        try:
+            async for _, entry in entries:
+                before = self.size
+                self._verifier.feed(encode_run([entry]))
+                if self.size != before:
+                    async with self._grown:
+                        self._grown.notify_all()
+        except AssayError as error:
+            self._fault = error
+            async with self._grown:
+                self._grown.notify_all()
+            raise
+
+    async def reached(self, size: int) -> None:
+        """Waits until the log was verified up to `size`. Raises FatalError(LOG_NOT_VERIFIED)."""
+        async with self._grown:
+            await self._grown.wait_for(lambda: self.size >= size or self._fault is not None)
+        if self._fault is not None:
+            raise FatalError("LOG_NOT_VERIFIED", f"expected a log that verifies, got {self._fault}")

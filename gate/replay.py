@@ -1,0 +1,136 @@
+"""Replay: did everybody with a power keep to the rules? (design section 9)
+
+R1  every pointer move satisfies checks.md at its own index
+R2  every verdict replays: same states, reasons, counts, digests
+R3  every freeze, pause and resume had its authority
+
+A fold over a log that `ledger.verify` has verified; it reads nothing else. The first failure names index,
+step, expected and got. Rules unknown to this release are neither true nor false: CANNOT TELL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gate.evidence import gather
+from gate.freeze import derive_freeze
+from gate.judge import RulesJudge
+from ledger.errors import AssayError, VerificationError
+from ledger.receipt import Receipts, Void
+from ledger.trust import Grant
+from ledger.v1 import event_pb2, gate_pb2, options_pb2
+
+__all__ = ["Replay", "Replayed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay went through, and what it could not tell."""
+
+    verdicts: int
+    moves: int
+    freezes: int
+    unreplayable: tuple[Void, ...]
+
+
+class Replay:
+    """The fold of an auditor: receipts, with every power checked as it is used."""
+
+    def __init__(self, root_at: Callable[[int], bytes]) -> None:
+        self.receipts = Receipts(RulesJudge(), root_at)
+        self.faults: list[Void] = []
+        self._operators: set[str] = set()
+        self._counts = {"verdict_issued": 0, "update_frozen": 0, "moves": 0}
+
+    def apply(
+        self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
+    ) -> None:
+        """Takes the next entry."""
+        name = event.WhichOneof("body")
+        check = _AUTHORITY.get(name or "")
+        if check is not None:
+            check(self, index, event)
+        self.receipts.apply(index, recorded_at, leaf, grant, event, alone)
+
+    def _granted(self, index: int, event: event_pb2.Event) -> None:
+        if event.key_granted.role == options_pb2.ROLE_OPERATOR:
+            self._operators.add(event.key_granted.vkey.partition("+")[0])
+
+    def _fault(self, index: int, reason: str, message: str) -> None:
+        self.faults.append(Void("R3", index, reason, message))
+
+    def _frozen(self, index: int, event: event_pb2.Event) -> None:
+        self._counts["update_frozen"] += 1
+        frozen: gate_pb2.UpdateFrozen = event.update_frozen
+        try:
+            expected = derive_freeze(
+                self.receipts,
+                frozen.update,
+                frozen.requested_by,
+                is_operator=frozen.requested_by in self._operators,
+                redo=frozen.redo_checks,
+                size=index,
+            )
+        except AssayError as error:
+            self._fault(index, "FREEZE_UNAUTHORISED", f"expected a freeze that the log supports, got {error}")
+            return
+        if expected != frozen:
+            wrong = [
+                f.name
+                for f in frozen.DESCRIPTOR.fields
+                if getattr(expected, f.name) != getattr(frozen, f.name)
+            ]
+            self._fault(
+                index, "FREEZE_DIFFERS", f"expected the pins in force, got others: {', '.join(wrong)}"
+            )
+
+    def _paused(self, index: int, event: event_pb2.Event) -> None:
+        evidence = gather(self.receipts, event.training_paused.update, options_pb2.STEP_CANARY, index)
+        if not evidence.freezes or evidence.training_ended is not None:
+            self._fault(
+                index, "PAUSE_UNAUTHORISED", "expected an update that is frozen and training, got another"
+            )
+
+    def _resumed(self, index: int, event: event_pb2.Event) -> None:
+        body = event.training_resumed
+        evidence = gather(self.receipts, body.update, options_pb2.STEP_CANARY, index)
+        pause, resume = evidence.pauses[-1] if evidence.pauses else (None, None)
+        requests = {fact.index for fact in self.receipts.update(body.update).of("resume_requested")}
+        if (
+            pause is None
+            or resume is not None
+            or not pause.index < body.request_index
+            or body.request_index not in requests
+        ):
+            self._fault(
+                index,
+                "RESUME_UNAUTHORISED",
+                f"expected a pause and a later ResumeRequested at index {body.request_index}, got none",
+            )
+
+    def _count(self, index: int, event: event_pb2.Event) -> None:
+        name = event.WhichOneof("body")
+        self._counts["verdict_issued" if name == "verdict_issued" else "moves"] += 1
+
+    def result(self) -> Replayed:
+        """Raises VerificationError for the first fault; otherwise says what was replayed."""
+        voids = sorted([*self.faults, *self.receipts.voids], key=lambda void: void.index)
+        unreplayable = tuple(void for void in voids if void.message.startswith("UNREPLAYABLE"))
+        for void in voids:
+            if void not in unreplayable:
+                raise VerificationError(void.step, void.reason, void.message, index=void.index)
+        counts = self._counts
+        return Replayed(counts["verdict_issued"], counts["moves"], counts["update_frozen"], unreplayable)
+
+
+_AUTHORITY: dict[str, Callable[[Replay, int, event_pb2.Event], None]] = {
+    "key_granted": Replay._granted,
+    "update_frozen": Replay._frozen,
+    "training_paused": Replay._paused,
+    "training_resumed": Replay._resumed,
+    "verdict_issued": Replay._count,
+    "default_promoted": Replay._count,
+    "default_rolled_back": Replay._count,
+    "baseline_adopted": Replay._count,
+}

@@ -1,0 +1,307 @@
+"""Receipts and findings as people and programs read them. Nothing here is judged or enters a digest.
+
+Rules:
+1. Every number comes from the log or from a finding; what was not measured is null, never 0.
+2. Beside each kind of record stands what it does *not* show.
+3. Nothing prints "safe": a verdict is shown with its resource, scope, step, cut-off, evaluator, parent and
+   window (law 19).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
+
+from gate.checks import (
+    Input,
+    declared_families,
+    deciding_attempt,
+    holdout_gain,
+    missing_families,
+    rollout_standing,
+)
+from gate.evidence import Attempt, Evidence, RolloutEvidence, Window, gather
+from gate.finding import Notes
+from gate.judge import STEPS, evidence_digest, pinned_policy
+from gate.reasons import REASONS
+from gate.staleness import stale_reasons
+from ledger.fact import Fact
+from ledger.receipt import Move, Receipts
+from ledger.v1 import canary_pb2, gate_pb2, judge_pb2, options_pb2, runner_pb2
+
+__all__ = [
+    "NOT_SHOWN",
+    "at_risk",
+    "digests_as_hex",
+    "receipt_document",
+    "sentence",
+    "state_name",
+    "verdict_name",
+]
+
+NOT_SHOWN: Final = {
+    "rollout": "whether an outcome exists where it belongs",
+    "attempt": "whether its success was luck",
+    "span": "whether its effect was right",
+    "reward": "whether protected behaviour held",
+    "resource_update": "whether it may become default",
+}
+_MAX_ROLLOUTS: Final = 1000  # of those with something to say, in one document
+
+
+def state_name(state: int) -> str:
+    """`PASS` for STATE_PASS."""
+    return gate_pb2.State.Name(state).removeprefix("STATE_")  # type: ignore[arg-type]  # any int of the enum
+
+
+def verdict_name(verdict: int) -> str:
+    """`HOLD` for VERDICT_HOLD."""
+    return gate_pb2.Verdict.Name(verdict).removeprefix("VERDICT_")  # type: ignore[arg-type]
+
+
+def at_risk(receipts: Receipts, move: Move) -> list[str]:
+    """Codes of what a promotion rests on and no longer holds; none for a baseline, which rests on nothing."""
+    if move.update is None:
+        return []
+    evidence = gather(receipts, move.update, options_pb2.STEP_DEFAULT, receipts.size)
+    codes = {code for codes in stale_reasons(receipts, evidence).values() for code in codes}
+    if evidence.suspect:
+        codes.add("SUSPECT")
+    return sorted(codes)
+
+
+def sentence(finding: gate_pb2.Finding) -> str:
+    """One line in words: what was counted, and every reason of the state."""
+    counts = {count.name: count.value for count in finding.counts}
+    said = _COUNTED[finding.check](counts)
+    why = "; ".join(REASONS[code][1] for code in finding.reasons)
+    return f"{said} — {why}" if why else said
+
+
+def _gain(counts: dict[str, int]) -> str:
+    if "gain_millionths" not in counts:
+        return f"no gain can be given: {counts['scored']} of {counts['cases']} cases scored for both"
+    return (
+        f"gain {counts['gain_millionths'] / 1e6:+.4f} over {counts['cases']} cases "
+        f"({counts['better']} better, {counts['worse']} worse)"
+    )
+
+
+_COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
+    "identity_pinned": lambda c: (
+        f"{c['candidates']} candidate, {c['freezes']} freeze(s), {c['pins_absent']} pins absent"
+    ),
+    "span_coverage": lambda c: (
+        f"{c['covered']} of {c['completed']} completed rollouts with all their spans ({c['rollouts']} in the window)"
+    ),
+    "retry_debt": lambda c: (
+        f"{c['unexpected']} unexpected of {c['retries']} retries, {c['silent']} silent failures"
+    ),
+    "beats_parent": _gain,
+    "protected_cases": lambda c: f"{c['regressed']} of {c['protected']} protected cases regressed",
+    "canary_verified": lambda c: (
+        f"{c['verified']} of {c['tasks']} effects verified, harm {c['harm']}" if c["windows"] else "no window"
+    ),
+    "rollback_and_authority": lambda c: (
+        f"{c['rehearsals']} of {c['windows']} windows rehearsed the way back, {c['fulfilling']} of {c['approvals']} approvals fulfil"
+    ),
+}
+
+
+# --- the receipt -------------------------------------------------------------------------------------------
+
+
+def receipt_document(receipts: Receipts, update: str, size: int) -> dict[str, Any]:
+    """The receipt of an update as of `size`: before, during, after, anomalies. JSON types only."""
+    evidence = gather(receipts, update, options_pb2.STEP_DEFAULT, size)
+    given = Input(receipts, evidence, pinned_policy(receipts, evidence))
+    return {
+        "update": update,
+        "as_of": {"size": size, "recorded_at": evidence.now},
+        "before": _before(evidence),
+        "during": _during(given),
+        "after": _after(given),
+        "anomalies": [{"index": index, "code": code} for index, code in evidence.anomalies],
+        "suspect_entries": evidence.suspect,
+        "not_shown": NOT_SHOWN,
+    }
+
+
+def digests_as_hex(message: Any) -> Any:
+    """A message as JSON types, with digests and ids in hex instead of base64."""
+    return _hex(message, MessageToDict(message, preserving_proto_field_name=True))
+
+
+def _hex(message: Any, document: dict[str, Any]) -> dict[str, Any]:
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            items = list(value) if field.is_repeated else [value]
+            shown = document[field.name] if field.is_repeated else [document[field.name]]
+            for item, below in zip(items, shown, strict=True):
+                _hex(item, below)
+        elif field.type == field.TYPE_BYTES:
+            document[field.name] = [b.hex() for b in value] if field.is_repeated else value.hex()
+        elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
+            document[field.name] = list(value) if field.is_repeated else value
+    return document
+
+
+def _fact(fact: Fact | None) -> dict[str, Any] | None:
+    if fact is None:
+        return None
+    said = {"index": fact.index, "recorded_at": fact.recorded_at, "by": fact.grant.name}
+    return said | {"controller": fact.grant.controller, "claim": digests_as_hex(fact.body)}
+
+
+def _before(evidence: Evidence) -> dict[str, Any]:
+    return {
+        "proposed": _fact(evidence.proposal),
+        "freezes": [_fact(fact) for fact in evidence.freezes],
+        "pauses": [
+            {"paused": pause.index, "cause": pause.body.cause, "resumed": resume.index if resume else None}
+            for pause, resume in evidence.pauses
+        ],
+    }
+
+
+def _during(given: Input) -> dict[str, Any]:
+    evidence = given.evidence
+    families = declared_families(given)
+    standing = Counter(rollout_standing(rollout) for rollout in evidence.rollouts)
+    lacking: Counter[str] = Counter()
+    covered = 0
+    notable = []
+    for rollout in evidence.rollouts:
+        deciding = deciding_attempt(rollout) if rollout_standing(rollout) == "completed" else None
+        lacks = missing_families(deciding, families) if deciding is not None and families is not None else {}
+        lacking.update(lacks.keys())
+        covered += deciding is not None and families is not None and not lacks
+        if lacks or deciding is None or len(rollout.attempts) > 1 or rollout.conflict:
+            notable.append(_rollout(rollout, deciding, lacks))
+    return {
+        "started": _fact(evidence.training_started),
+        "ended": _fact(evidence.training_ended),
+        "data_cut_off": evidence.training_ended.index if evidence.training_ended else None,
+        "rollouts": len(evidence.rollouts),
+        "rollouts_by_standing": dict(sorted(standing.items())),
+        "declared_span_families": families,
+        "completed_with_all_spans": covered if families is not None else None,
+        "rollouts_lacking_family": dict(sorted(lacking.items())),
+        "notable_rollouts": notable[:_MAX_ROLLOUTS],
+        "notable_rollouts_in_all": len(notable),
+        "rewards": sum(len(rollout.rewards) for rollout in evidence.rollouts),
+    }
+
+
+def _rollout(rollout: RolloutEvidence, deciding: Attempt | None, lacks: dict[str, int]) -> dict[str, Any]:
+    ended = rollout.ended
+    succeeded = ended is not None and ended.body.status == runner_pb2.ROLLOUT_STATUS_SUCCEEDED
+    return {
+        "rollout": rollout.id,
+        "standing": rollout_standing(rollout),
+        "succeeded_after": deciding.number if deciding is not None and succeeded else None,
+        "lacks": lacks,
+        "conflict": rollout.conflict,
+        "enqueued": rollout.enqueued.index,
+        "ended": ended.index if ended is not None else None,
+        "attempts": [_attempt(attempt) for attempt in rollout.attempts.values()],
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    started, ended = attempt.started.body, attempt.ended
+    cost = ended.body.cost if ended is not None and ended.body.HasField("cost") else None
+    return {
+        "number": attempt.number,
+        "started": attempt.started.index,
+        "why": _enum(runner_pb2.AttemptReason, started.reason) if started.HasField("reason") else None,
+        "ended": ended.index if ended is not None else None,
+        "outcome": _enum(runner_pb2.AttemptOutcome, ended.body.outcome) if ended is not None else None,
+        "reason": ended.body.reason if ended is not None and ended.body.HasField("reason") else None,
+        "cost": digests_as_hex(cost) if cost is not None else None,
+        "spans": dict(sorted(Counter(span.family for span in attempt.spans.values()).items())),
+    }
+
+
+def _enum(kind: Any, value: int) -> str:
+    name: str = kind.Name(value)
+    return name.rpartition(f"{_screaming(kind.DESCRIPTOR.name)}_")[2].lower()
+
+
+def _screaming(name: str) -> str:
+    return "".join(f"_{c}" if c.isupper() and at else c for at, c in enumerate(name)).upper()
+
+
+def _after(given: Input) -> dict[str, Any]:
+    evidence = given.evidence
+    means, gain = holdout_gain(given, Notes("beats_parent"))
+    policy_digest = evidence.pins.policy_digest if evidence.pins is not None else b""
+    return {
+        "candidates": [_fact(fact) for fact in evidence.candidates],
+        "evaluations": {
+            _enum(judge_pb2.Subject, subject): {
+                "evaluation": evaluation.id,
+                "parts": sorted(evaluation.parts),
+                "entries": sorted(fact.index for fact in evaluation.parts.values()),
+                "closed": evaluation.closed.index if evaluation.closed else None,
+            }
+            for subject, evaluation in evidence.evaluations.get(4, {}).items()
+        },
+        "gain": None if gain is None else f"{gain.numerator}/{gain.denominator}",
+        "gain_decimal": None if gain is None else round(float(gain), 6),
+        "cases_with_both_means": None if means is None else len(set(means.parent) & set(means.candidate)),
+        "windows": [_window(window) for window in evidence.windows],
+        "approvals": [_approval(given.receipts, evidence.update, fact) for fact in _approvals(given)],
+        "evidence_digest": {STEPS[evidence.step]: evidence_digest(evidence).hex()},
+        "policy_digest": policy_digest.hex() or None,
+        "verdicts": list(_verdicts(given.receipts, evidence)),
+        "rolled_back": list(given.receipts.update(evidence.update).rolled_back),
+    }
+
+
+def _approvals(given: Input) -> Iterable[Fact]:
+    record = given.receipts.updates.get(given.evidence.update)
+    facts = record.of("approval_granted") if record is not None else []
+    return [fact for fact in facts if fact.index < given.evidence.size]
+
+
+def _approval(receipts: Receipts, update: str, fact: Fact) -> dict[str, Any]:
+    withdrawn = any(
+        (w.grant.name, w.body.approval) == (fact.grant.name, fact.body.approval)
+        for w in receipts.update(update).of("approval_withdrawn")
+    )
+    return {**(_fact(fact) or {}), "withdrawn": withdrawn}
+
+
+def _window(window: Window) -> dict[str, Any]:
+    outcomes = Counter(_enum(canary_pb2.TaskOutcome, task.body.outcome) for task in window.tasks.values())
+    return {
+        "started": _fact(window.started),
+        "live": window.live,
+        "tasks_by_outcome": dict(sorted(outcomes.items())),
+        "tasks_without_harm_observation": sum(
+            not t.body.HasField("harm_count") for t in window.tasks.values()
+        ),
+        "ended": _fact(window.ended),
+        "rehearsal": _fact(window.rehearsal),
+    }
+
+
+def _verdicts(receipts: Receipts, evidence: Evidence) -> Iterable[dict[str, Any]]:
+    record = receipts.updates.get(evidence.update)
+    for verdict in record.verdicts if record is not None else []:
+        body = verdict.fact.body
+        fallen = receipts.why_fallen(verdict, evidence.now)
+        yield {
+            "index": verdict.fact.index,
+            "step": STEPS.get(body.step),
+            "verdict": verdict_name(body.verdict),
+            "void": verdict.void,
+            "stands": fallen is None,
+            "stands_not_because": fallen,
+            "states": {finding.check: state_name(finding.state) for finding in body.findings},
+            "reasons": {finding.check: list(finding.reasons) for finding in body.findings if finding.reasons},
+        }

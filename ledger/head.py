@@ -1,0 +1,99 @@
+"""A checkpoint judged: steps V5, V6 and V7 of the verifier (design section 9).
+
+V5  text, origin, size of at least 1 (whether size and root are the log's is for whoever counted)
+V6  signed by the ledger key in force at that size, and a quorum of witnesses
+V7  consistent with the remembered checkpoint
+
+Rules kept here:
+
+- A log only grows (law 6): what was signed at the remembered size still stands in every later checkpoint.
+- A smaller size is no proof of a rollback, the export may just be older; it is refused all the same, since
+  what came after cannot be seen in it.
+- Another root at the same size, or another beginning, is a fork. Both signed notes are the evidence.
+
+Remembering is the caller's: per origin the signed note, replaced only after a full pass.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ledger.checkpoint import Checkpoint, parse_checkpoint_text, verify_cosignatures
+from ledger.errors import FormatError, VerificationError
+from ledger.note import Note, VerifierKey, parse_note
+from ledger.trust import TrustDocument
+
+__all__ = ["check_continues", "check_signatures", "open_note", "parse_remembered"]
+
+_SIGNATURE_LINE_REASONS: Final = frozenset({"BAD_SIGNATURE_LINE", "TOO_MANY_SIGNATURES"})
+
+
+def open_note(data: bytes, origin: str) -> tuple[Note, Checkpoint]:
+    """V5: the note, not yet verified, and the checkpoint in it.
+
+    Raises VerificationError V5: OTHER_ORIGIN, EMPTY_LOG, or what the parsers find; V6 for signature lines
+    that do not parse.
+    """
+    try:
+        note = parse_note(data)
+        checkpoint = parse_checkpoint_text(note.text)
+    except FormatError as error:
+        step = "V6" if error.reason in _SIGNATURE_LINE_REASONS else "V5"
+        raise VerificationError(step, error.reason, error.message) from error
+    if checkpoint.origin != origin:
+        raise VerificationError("V5", "OTHER_ORIGIN", f"expected {origin}, got {checkpoint.origin}")
+    if not checkpoint.size:
+        raise VerificationError("V5", "EMPTY_LOG", "expected a size of 1 or more, got 0")
+    return note, checkpoint
+
+
+def check_signatures(note: Note, ledger_key: VerifierKey, trust: TrustDocument) -> tuple[str, ...]:
+    """V6: the ledger key's signature and the quorum; the witnesses that cosigned, by name.
+
+    Raises VerificationError V6: NO_KNOWN_SIGNATURE, BAD_SIGNATURE, SIGNED_TWICE, BAD_COSIGNATURE, NO_QUORUM.
+    """
+    note.verify([ledger_key], step="V6")
+    cosigners = verify_cosignatures(note, trust.policy.witnesses.values())
+    names = tuple(key.name for key in cosigners)
+    if not trust.policy.satisfied_by(frozenset(cosigners)):
+        raise VerificationError("V6", "NO_QUORUM", f"expected the quorum {trust.policy.quorum}, got {names}")
+    return names
+
+
+def parse_remembered(note: bytes, origin: str) -> Checkpoint:
+    """The checkpoint of a remembered signed note. Its signatures were verified before it was remembered.
+
+    Raises FormatError: OTHER_ORIGIN, EMPTY_LOG, or what the note's parsers raise. That is the memory's fault,
+    not the log's.
+    """
+    checkpoint = parse_checkpoint_text(parse_note(note).text)
+    if checkpoint.origin != origin:
+        raise FormatError(
+            "OTHER_ORIGIN", f"remembered checkpoint: expected {origin}, got {checkpoint.origin}"
+        )
+    if not checkpoint.size:
+        raise FormatError("EMPTY_LOG", "remembered checkpoint: expected a size of 1 or more, got 0")
+    return checkpoint
+
+
+def check_continues(remembered: Checkpoint, size: int, root: bytes, root_then: bytes | None) -> None:
+    """V7: whether the log of `size` and `root` continues what is remembered.
+
+    `root_then`: its root over the first `remembered.size` entries; None where it has fewer.
+    Raises VerificationError V7: ROLLED_BACK, FORKED.
+    """
+    if size < remembered.size:
+        raise VerificationError(
+            "V7",
+            "ROLLED_BACK",
+            f"expected size {remembered.size} or more, got {size}: rolled back or older export",
+        )
+    found = root if size == remembered.size else root_then
+    if found != remembered.root:
+        got = "none" if found is None else found.hex()
+        raise VerificationError(
+            "V7",
+            "FORKED",
+            f"expected root {remembered.root.hex()} at size {remembered.size}, got {got}: "
+            "keep both signed checkpoints, they are the evidence",
+        )

@@ -1,0 +1,1 @@
+"""The ledger service. Nobody outside imports it: clients speak gRPC, auditors read files."""

@@ -1,0 +1,283 @@
+"""The sequencer: the one owner of the head (design section 8).
+
+Rules kept here:
+
+- One task judges, places, links, hashes, signs, stores and answers, commit after commit; nobody else moves
+  the head. Batches that wait are committed together, up to 8 MiB.
+- No future resolves before the commit and the released checkpoint are on disk (law 3).
+- A commit that fails leaves nothing behind in memory; its authors may send again. A store in doubt is fatal.
+- An author who goes away changes nothing: a batch that has its turn is committed all the same.
+- A batch sent again gets its first position, whatever happened since (law 5). One that meets itself in the
+  same commit waits for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from ledger.checkpoint import Checkpoint, sign_checkpoint
+from ledger.errors import AssayError, FatalError, InputError, NotFoundError, OverloadedError, RefusedError
+from ledger.server.folds import Folded, FoldRunner
+from ledger.server.reader import Reader
+from ledger.server.state import Draft, KeyRing, Placed, Prepared, State
+from ledger.server.store import Commit, Store, marker_originator
+from ledger.touches import Condition
+from ledger.trust import Grant
+
+__all__ = ["Head", "Position", "Sequencer"]
+
+_MAX_COMMIT: Final = 8 * 2**20  # bytes of events
+_YIELD_FROM: Final = 64  # events of a batch after which other work may run
+_STOPPING: Final = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The log as released: what readers may be told."""
+
+    size: int
+    root: bytes
+    checkpoint: bytes  # signed note
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a batch stands."""
+
+    first_index: int
+    count: int
+    recorded_at: int
+    previous: bytes
+
+
+@dataclass(slots=True)
+class _Waiting:
+    batch: Prepared
+    condition: Condition | None
+    answer: asyncio.Future[Position]
+
+    def place(self, placed: Placed) -> None:
+        self.tell(Position(placed.first_index, len(placed.leaves), placed.recorded_at, placed.previous))
+
+    def tell(self, position: Position) -> None:
+        if not self.answer.done():  # done: the author went away
+            self.answer.set_result(position)
+
+    def fail(self, error: AssayError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class Sequencer:
+    """Owns `state`, `head` and the store's writing side."""
+
+    def __init__(
+        self,
+        state: State,
+        store: Store,
+        keys: KeyRing,
+        clock: Callable[[], int],
+        folds: FoldRunner,
+        reader: Reader,
+    ) -> None:
+        """`clock` gives microseconds since 1970. `state` is what `recover` made of `store`."""
+        self._state = state
+        self._store = store
+        self._keys = keys
+        self._clock = clock
+        self._folds = folds
+        self._reader = reader
+        self._queue: deque[_Waiting] = deque()
+        self._more = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._stopping = False
+        self._writer = ThreadPoolExecutor(1, "ledger-writer")
+        self._head: Head | None = None
+        if (stored := store.head()) is not None:
+            self._head = Head(stored[0], state.tree.root(), stored[1])
+            if store.released() != stored[1]:
+                store.release(stored[1])
+
+    # --- what readers may know ------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The committed state, to read."""
+        return self._state
+
+    @property
+    def size(self) -> int:
+        """The released size."""
+        return 0 if self._head is None else self._head.size
+
+    @property
+    def head(self) -> Head:
+        """The released head. Raises NotFoundError(EMPTY_LOG)."""
+        if self._head is None:
+            raise NotFoundError("EMPTY_LOG", "expected a log that root has opened, got an empty one")
+        return self._head
+
+    def inclusion(self, index: int, size: int) -> list[bytes]:
+        """The inclusion proof of `index` at a released `size`. Raises RefusedError, FormatError."""
+        self._released(size)
+        return self._state.tree.inclusion(index, size)
+
+    def consistency(self, old: int, new: int) -> list[bytes]:
+        """The consistency proof between two released sizes; nothing where `old` is 0."""
+        self._released(max(old, new))
+        return self._state.tree.consistency(old, new) if old else []
+
+    def _released(self, size: int) -> None:
+        # While a commit is on its way the tree is larger than what was released.
+        if size > self.size:
+            raise RefusedError("AHEAD_OF_LOG", f"expected a size of at most {self.size}, got {size}")
+
+    async def beyond(self, size: int) -> None:
+        """Waits until the released size is greater. Raises OverloadedError(STOPPING)."""
+        while self.size <= size:
+            if self._stopping:
+                raise OverloadedError(
+                    "STOPPING", "expected a ledger that goes on, got one that stops", _STOPPING
+                )
+            await self._moved.wait()
+
+    # --- what authors do ------------------------------------------------------------------------------------
+
+    def submit(self, batch: Prepared, condition: Condition | None) -> asyncio.Future[Position]:
+        """Queues a batch. The future holds its position, or the error that refuses it."""
+        answer: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        if self._stopping:
+            answer.set_exception(
+                OverloadedError("STOPPING", "expected a ledger that goes on, got one that stops", _STOPPING)
+            )
+            return answer
+        self._queue.append(_Waiting(batch, condition, answer))
+        self._more.set()
+        return answer
+
+    def stop(self) -> None:
+        """Takes nothing more; `run` ends when what waits is committed."""
+        self._stopping = True
+        self._more.set()
+        self._wake()
+
+    async def run(self) -> None:
+        """Commits until stopped. Raises FatalError, after which the process must end."""
+        try:
+            while self._queue or not self._stopping:
+                await self._more.wait()
+                self._more.clear()
+                while self._queue:
+                    await self._one_commit(self._take_group())
+                    await self._folds.room()
+        except FatalError as error:
+            self._stopping = True
+            for waiting in self._queue:
+                waiting.fail(error)
+            self._queue.clear()
+            self._wake()
+            raise
+        finally:
+            self._writer.shutdown()
+
+    def _wake(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    def _take_group(self) -> list[_Waiting]:
+        group = [self._queue.popleft()]
+        size = group[0].batch.size
+        while self._queue and (size := size + self._queue[0].batch.size) <= _MAX_COMMIT:
+            group.append(self._queue.popleft())
+        return group
+
+    async def _one_commit(self, group: Sequence[_Waiting]) -> None:
+        draft = Draft.of(self._state)
+        placed: list[tuple[_Waiting, Placed]] = []
+        again: list[_Waiting] = []
+        try:
+            for waiting in group:
+                await self._judge(draft, waiting, placed, again)
+            if placed:
+                await self._commit(draft)
+        except OverloadedError as error:
+            for waiting, _ in placed:
+                waiting.fail(error)
+        except FatalError as error:
+            for waiting in group:
+                waiting.fail(error)
+            raise
+        else:
+            for waiting, place in placed:
+                waiting.place(place)
+        self._queue.extendleft(reversed(again))
+
+    async def _judge(
+        self,
+        draft: Draft,
+        waiting: _Waiting,
+        placed: list[tuple[_Waiting, Placed]],
+        again: list[_Waiting],
+    ) -> None:
+        batch = waiting.batch
+        try:
+            grant = draft.known_grant(batch)
+            if batch.note.sequence < draft.expected_sequence(grant, batch):
+                if draft.in_this_draft(grant, batch):
+                    again.append(waiting)
+                else:
+                    waiting.tell(await self._first_position(grant, batch))
+                return
+            placed.append((waiting, draft.place(grant, batch, waiting.condition, self._clock(), self._keys)))
+        except InputError as error:
+            waiting.fail(error)
+        if len(batch.data) >= _YIELD_FROM:
+            await asyncio.sleep(0)
+
+    async def _first_position(self, grant: Grant, batch: Prepared) -> Position:
+        """Where a batch that is sent again stands. Raises RefusedError(EQUIVOCATION) for another text."""
+        note = batch.note
+        marker = await self._reader.marker(
+            marker_originator(grant.key.public_key, note.stream), note.sequence
+        )
+        if marker is None:
+            raise FatalError("STORE_BROKEN", f"expected a marker of sequence {note.sequence}, got none")
+        if marker.root != note.root:
+            raise RefusedError(
+                "EQUIVOCATION",
+                f"expected root {marker.root.hex()}, placed at {marker.first_index} for sequence "
+                f"{note.sequence} of this stream, got {note.root.hex()}",
+            )
+        entry = await self._reader.opening(marker.first_index)
+        return Position(entry.index, len(batch.data), entry.recorded_at, entry.previous)
+
+    async def _commit(self, draft: Draft) -> None:
+        """Signs and stores a draft, then makes it the state. Raises OverloadedError, FatalError."""
+        state = self._state
+        tree = state.tree
+        tree.extend([leaf for placed in draft.placed for leaf in placed.leaves])
+        checkpoint = Checkpoint(draft.authority.trust.origin, draft.size, tree.root())
+        signed = sign_checkpoint(checkpoint, self._keys.holding(draft.authority))
+        first_index = state.size
+        run = b"".join(draft.runs)
+        commit = Commit(first_index, run, tuple(draft.markers), draft.size, signed)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._store_and_release, commit)
+        except OverloadedError:
+            tree.truncate(state.size)
+            raise
+        state.absorb(draft)
+        self._head = Head(draft.size, checkpoint.root, signed)
+        self._reader.keep(first_index, run)
+        for p in draft.placed:
+            self._folds.give(Folded(p.first_index, p.recorded_at, p.grant, p.leaves, p.events))
+        self._wake()
+
+    def _store_and_release(self, commit: Commit) -> None:
+        self._store.commit(commit)
+        self._store.release(commit.checkpoint)

@@ -1,0 +1,180 @@
+"""LedgerService on grpc.aio: append, read, prove.
+
+Rules kept here:
+
+- Messages exist only here; errors leave as AssayError and the catch-all makes a status of them.
+- What goes out is released: nothing above the last released size is ever shown (law 3, law 6).
+- A reader pulls what is stored; a slow one holds no memory here, and one that falls too far behind after it
+  had caught up is told so and ended.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc.aio
+
+from ledger.entry import decode_entry
+from ledger.errors import FormatError, OverloadedError, RefusedError
+from ledger.server.access import Access, reads_all
+from ledger.server.appending import Appender
+from ledger.server.folds import FoldRunner
+from ledger.server.reader import Reader
+from ledger.server.room import Room
+from ledger.server.sequencer import Head, Sequencer
+from ledger.server.updates import UpdateIndex
+from ledger.v1 import ledger_pb2, ledger_pb2_grpc
+
+__all__ = ["LedgerService"]
+
+_MAX_LAG: Final = 1_000_000  # entries behind the head, for a follower that had reached it
+_LAG_RETRY: Final = 1.0  # seconds
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
+    """Serves one log."""
+
+    def __init__(
+        self,
+        sequencer: Sequencer,
+        reader: Reader,
+        access: Access,
+        room: Room,
+        folds: FoldRunner,
+        updates: UpdateIndex,
+    ) -> None:
+        self._sequencer = sequencer
+        self._reader = reader
+        self._access = access
+        self._folds = folds
+        self._updates = updates
+        self._origin = sequencer.state.authority.trust.origin
+        self._appender = Appender(sequencer, access, room, self._origin)
+
+    # --- append ---------------------------------------------------------------------------------------------
+
+    async def Append(self, request: ledger_pb2.AppendRequest, context: _Context) -> ledger_pb2.AppendResponse:
+        """Places one batch."""
+        return await self._appender.append(request, context)
+
+    async def AppendStream(
+        self, request_iterator: AsyncIterator[ledger_pb2.AppendStreamRequest], context: _Context
+    ) -> AsyncIterator[ledger_pb2.AppendStreamResponse]:
+        """Places batches as they come."""
+        async for response in self._appender.append_stream(request_iterator, context):
+            yield response
+
+    # --- read -----------------------------------------------------------------------------------------------
+
+    async def Read(
+        self, request: ledger_pb2.ReadRequest, context: _Context
+    ) -> AsyncIterator[ledger_pb2.ReadResponse]:
+        """Entries [start, end) as they are stored, then a checkpoint that covers them."""
+        self._access.check_reads_all(context, self._sequencer.state.authority)
+        head = self._sequencer.head
+        end = request.end if request.HasField("end") else head.size
+        if not request.start <= end <= head.size:
+            raise FormatError(
+                "OUT_OF_RANGE", f"expected start ≤ end ≤ {head.size}, got {request.start}, {end}"
+            )
+        async for first_index, run in self._reader.pieces(request.start, end):
+            yield ledger_pb2.ReadResponse(first_index=first_index, run=run)
+        yield ledger_pb2.ReadResponse(first_index=end, checkpoint=head.checkpoint)
+
+    async def Follow(
+        self, request: ledger_pb2.FollowRequest, context: _Context
+    ) -> AsyncIterator[ledger_pb2.FollowResponse]:
+        """Entries from `start` on, and on with every commit; a checkpoint whenever the head is reached."""
+        position, caught_up = request.start, False
+        while True:
+            self._access.check_reads_all(context, self._sequencer.state.authority)
+            head = self._sequencer.head
+            if caught_up and head.size - position > _MAX_LAG:
+                raise _fell_behind(head, position)
+            if position > head.size:
+                raise FormatError("OUT_OF_RANGE", f"expected a start of at most {head.size}, got {position}")
+            async for first_index, run in self._reader.pieces(position, head.size):
+                yield ledger_pb2.FollowResponse(first_index=first_index, run=run)
+            position = head.size
+            if position == self._sequencer.size:
+                yield ledger_pb2.FollowResponse(first_index=position, checkpoint=head.checkpoint)
+                caught_up = True
+            await self._sequencer.beyond(position)
+
+    async def FollowUpdate(
+        self, request: ledger_pb2.FollowUpdateRequest, context: _Context
+    ) -> AsyncIterator[ledger_pb2.FollowUpdateResponse]:
+        """The train and val events of one update, and on with every commit."""
+        start, size = request.start, 0
+        while True:
+            await self._folds.caught_up(self._updates, self._sequencer.size)
+            name, role = self._access.role(context, self._sequencer.state.authority)
+            if not reads_all(role) and not self._updates.is_own(request.update, name, role):
+                raise RefusedError(
+                    "MAY_NOT_READ", f"expected an update of {name}'s own, got {request.update}"
+                )
+            size = self._folds.size
+            indexes = self._updates.entries(request.update)
+            for index in indexes[bisect_left(indexes, start) :]:
+                entry = await self._reader.entry(index)
+                yield ledger_pb2.FollowUpdateResponse(
+                    index=index, entry=entry, author=await self._author(entry)
+                )
+            start = max(start, size)
+            yield ledger_pb2.FollowUpdateResponse(caught_up_size=size)
+            await self._sequencer.beyond(size)
+
+    async def _author(self, data: bytes) -> str:
+        entry = decode_entry(data)
+        opening = entry.opening or (await self._reader.opening(entry.index - entry.offset)).opening
+        if opening is None:
+            raise RuntimeError("expected an opening")
+        return opening.name
+
+    # --- prove ----------------------------------------------------------------------------------------------
+
+    async def GetCheckpoint(
+        self, request: ledger_pb2.GetCheckpointRequest, context: _Context
+    ) -> ledger_pb2.GetCheckpointResponse:
+        """The latest released checkpoint."""
+        self._access.role(context, self._sequencer.state.authority)
+        head = self._sequencer.head
+        return ledger_pb2.GetCheckpointResponse(
+            checkpoint=head.checkpoint,
+            consistency=self._sequencer.consistency(request.known_size, head.size),
+        )
+
+    async def ProveInclusion(
+        self, request: ledger_pb2.ProveInclusionRequest, context: _Context
+    ) -> ledger_pb2.ProveInclusionResponse:
+        """The inclusion proof of one entry."""
+        self._access.role(context, self._sequencer.state.authority)
+        head = self._sequencer.head
+        size = request.size if request.HasField("size") else head.size
+        return ledger_pb2.ProveInclusionResponse(
+            inclusion=self._sequencer.inclusion(request.index, size),
+            leaf_hash=self._sequencer.state.tree.leaf(request.index),
+            checkpoint=None if request.HasField("size") else head.checkpoint,
+        )
+
+    async def ProveConsistency(
+        self, request: ledger_pb2.ProveConsistencyRequest, context: _Context
+    ) -> ledger_pb2.ProveConsistencyResponse:
+        """The consistency proof between two sizes."""
+        self._access.role(context, self._sequencer.state.authority)
+        head = self._sequencer.head
+        new = request.new_size if request.HasField("new_size") else head.size
+        return ledger_pb2.ProveConsistencyResponse(
+            consistency=self._sequencer.consistency(request.old_size, new),
+            checkpoint=None if request.HasField("new_size") else head.checkpoint,
+        )
+
+
+def _fell_behind(head: Head, position: int) -> OverloadedError:
+    return OverloadedError(
+        "FELL_BEHIND", f"expected to be within {_MAX_LAG} entries of {head.size}, got {position}", _LAG_RETRY
+    )

@@ -1,0 +1,258 @@
+"""What the sequencer knows of the log, and how a batch is judged and placed against it.
+
+Rules kept here:
+
+- Order of handling: shape → signature → marker (sent again?) → authority → condition.
+- `prepare` needs nothing of the log, so it may run before a batch has its turn; `Draft.place` judges.
+- A `Draft` is what a commit would make of the state. Until `State.absorb` takes it nothing has moved; a draft
+  that is dropped leaves no trace.
+- Authority is judged once per batch at its first index, with the verifier's own function; key events act
+  after their batch's last entry.
+- Recovery makes `Placed` values of stored entries and takes them through the same `Draft` and `absorb`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ledger.admission import admit
+from ledger.batch import BatchNote, check_batch_shape, event_root
+from ledger.entry import FIRST_PREVIOUS, MAX_RECORDED_AT, Opening, encode_run, place_batch
+from ledger.errors import FatalError, FormatError, RefusedError
+from ledger.merkle import Tree
+from ledger.note import SigningKey
+from ledger.server.store import Marker, marker_originator
+from ledger.touches import STANDS_ALONE, Condition, rests_on, touches
+from ledger.trust import KEY_EVENTS, Authority, Grant
+from ledger.v1 import event_pb2
+
+__all__ = ["Draft", "KeyRing", "Placed", "Prepared", "State", "authority_after", "prepare"]
+
+_STREAM_START: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch whose shape is right; nothing of it is believed yet."""
+
+    note: BatchNote
+    data: Sequence[bytes]
+    events: Sequence[event_pb2.Event]
+    bodies: frozenset[str]
+    size: int  # bytes of all events
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A batch in its place."""
+
+    first_index: int
+    recorded_at: int
+    previous: bytes
+    grant: Grant
+    stream: bytes
+    sequence: int
+    leaves: Sequence[bytes]
+    events: Sequence[event_pb2.Event]
+
+
+def prepare(parsed: BatchNote, data: Sequence[bytes], origin: str) -> Prepared:
+    """Checks the shape of a batch for the log `origin`, and parses its events at the door.
+
+    Raises FormatError (what `check_batch_shape` and `admit` raise, BAD_COUNT, ROOT_MISMATCH),
+    RefusedError(OTHER_ORIGIN).
+    """
+    check_batch_shape(data)
+    if parsed.origin != origin:
+        raise RefusedError("OTHER_ORIGIN", f"expected a batch for {origin}, got one for {parsed.origin}")
+    if parsed.count != len(data):
+        raise FormatError("BAD_COUNT", f"expected {parsed.count} events, as the note says, got {len(data)}")
+    root = event_root(data)
+    if parsed.root != root:
+        raise FormatError("ROOT_MISMATCH", f"expected the note's root {parsed.root.hex()}, got {root.hex()}")
+    events: list[event_pb2.Event] = []
+    for position, event in enumerate(data):
+        try:
+            events.append(admit(event))
+        except FormatError as error:
+            raise FormatError(error.reason, f"events[{position}].{error.message}") from error
+    bodies = frozenset(body for event in events if (body := event.WhichOneof("body")))
+    return Prepared(parsed, data, events, bodies, sum(map(len, data)))
+
+
+def authority_after(authority: Authority, first_index: int, events: Sequence[event_pb2.Event]) -> Authority:
+    """The authority after a batch, each key rule judged as if the earlier events had acted."""
+    for offset, event in enumerate(events):
+        authority = authority.with_key_event(first_index + offset, event, len(events))
+    return authority
+
+
+@dataclass(slots=True)
+class State:
+    """The log as committed. Owned by the sequencer; `tree` alone runs ahead while a commit is on its way."""
+
+    authority: Authority
+    tree: Tree = field(default_factory=Tree)
+    size: int = 0
+    recorded_at: int = 0
+    last_leaf: bytes = FIRST_PREVIOUS
+    next_sequence: dict[bytes, int] = field(default_factory=dict)  # public key ‖ stream
+    touched: dict[str, int] = field(default_factory=dict)  # key -> index of the last entry that touched it
+
+    def absorb(self, draft: Draft) -> None:
+        """Makes a committed draft the state. The tree has its leaves already."""
+        self.authority = draft.authority
+        self.size = draft.size
+        self.recorded_at = draft.recorded_at
+        self.last_leaf = draft.last_leaf
+        self.next_sequence.update(draft.next_sequence)
+        self.touched.update(draft.touched)
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a commit will make of the state, batch after batch."""
+
+    state: State
+    authority: Authority
+    size: int
+    recorded_at: int
+    last_leaf: bytes
+    placed: list[Placed] = field(default_factory=list)
+    runs: list[bytes] = field(default_factory=list)
+    markers: list[Marker] = field(default_factory=list)
+    next_sequence: dict[bytes, int] = field(default_factory=dict)
+    touched: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: State) -> Draft:
+        """A draft that changes nothing yet."""
+        return cls(state, state.authority, state.size, state.recorded_at, state.last_leaf)
+
+    def known_grant(self, batch: Prepared) -> Grant:
+        """The signer's grant, revoked or not, after its signature was verified.
+
+        Raises RefusedError(KEY_UNKNOWN, BAD_BATCH_SIGNATURE).
+        """
+        note = batch.note
+        grant = self.authority.grants.get((note.name, note.key_id))
+        if grant is None:
+            raise RefusedError("KEY_UNKNOWN", f"expected a granted key, got {note.name}+{note.key_id.hex()}")
+        if not grant.key.verify(note.text(), note.signature):
+            raise RefusedError("BAD_BATCH_SIGNATURE", f"expected a signature by {grant.key}, got another")
+        return grant
+
+    def expected_sequence(self, grant: Grant, batch: Prepared) -> int:
+        """The next sequence of the batch's stream."""
+        stream = grant.key.public_key + batch.note.stream
+        if (drafted := self.next_sequence.get(stream)) is not None:
+            return drafted
+        return self.state.next_sequence.get(stream, _STREAM_START)
+
+    def in_this_draft(self, grant: Grant, batch: Prepared) -> bool:
+        """Whether the sequence is taken by a batch of this very draft, whose marker is not stored yet."""
+        stream = grant.key.public_key + batch.note.stream
+        return batch.note.sequence >= self.state.next_sequence.get(stream, _STREAM_START)
+
+    def place(
+        self, grant: Grant, batch: Prepared, condition: Condition | None, now: int, keys: KeyRing
+    ) -> Placed:
+        """Judges a new batch's authority and condition, and places it. Raises RefusedError: nothing moved."""
+        note = batch.note
+        expected = self.expected_sequence(grant, batch)
+        if note.sequence != expected:
+            raise RefusedError(
+                "SEQUENCE_GAP", f"expected sequence {expected} of this stream, got {note.sequence}"
+            )
+        authority = self._judge_authority(batch)
+        if authority is not self.authority:
+            keys.holding(authority)
+        recorded_at = max(now, self.recorded_at)
+        if recorded_at >= MAX_RECORDED_AT:
+            raise FatalError("BAD_CLOCK", f"expected a time before the year 10000, got {recorded_at}")
+        touched = self._judge_condition(batch, condition, recorded_at)
+        opening = Opening(len(batch.data), note.name, note.key_id, note.stream, note.sequence, note.signature)
+        entries, leaves = place_batch(self.size, recorded_at, self.last_leaf, opening, batch.data)
+        placed = Placed(
+            self.size, recorded_at, self.last_leaf, grant, note.stream, note.sequence, leaves, batch.events
+        )
+        self.take(placed, touched, authority)
+        self.runs.append(encode_run(entries))
+        originator = marker_originator(grant.key.public_key, note.stream)
+        self.markers.append(Marker(originator, note.sequence, note.root, placed.first_index))
+        return placed
+
+    def take(self, placed: Placed, touched: dict[str, int], authority: Authority) -> None:
+        """Adds a placed batch to what the commit will make of the state. The one place that moves a draft."""
+        self.placed.append(placed)
+        self.touched.update(touched)
+        self.authority = authority
+        self.size += len(placed.leaves)
+        self.recorded_at = placed.recorded_at
+        self.last_leaf = placed.leaves[-1]
+        self.next_sequence[placed.grant.key.public_key + placed.stream] = placed.sequence + 1
+
+    def _judge_authority(self, batch: Prepared) -> Authority:
+        note = batch.note
+        grant = self.authority.find(note.name, note.key_id)
+        for body in sorted(batch.bodies):
+            self.authority.check_writer(grant, body)
+        if len(batch.data) > 1 and (alone := sorted(batch.bodies & STANDS_ALONE)):
+            raise RefusedError(
+                "MUST_STAND_ALONE", f"expected {alone[0]} alone in its batch, got one of {len(batch.data)}"
+            )
+        if self.size and not batch.bodies & KEY_EVENTS:
+            return self.authority
+        return authority_after(self.authority, self.size, batch.events)
+
+    def _judge_condition(
+        self, batch: Prepared, condition: Condition | None, recorded_at: int
+    ) -> dict[str, int]:
+        """The keys that the batch touches, after the author's condition and each judgment's own held."""
+        if condition is not None:
+            self._check(condition, {}, recorded_at, self.size)
+        touched: dict[str, int] = {}
+        for index, event in enumerate(batch.events, self.size):
+            own = rests_on(event)
+            if own is not None:
+                self._check(own, touched, recorded_at, index)
+            for key in touches(event):
+                touched[key] = index
+        return touched
+
+    def _check(self, condition: Condition, own: dict[str, int], recorded_at: int, size: int) -> None:
+        if condition.since > size:
+            raise RefusedError(
+                "CONDITION_FAILED",
+                f"expected a condition since a size of at most {size}, got {condition.since}",
+            )
+        for key in condition.keys:
+            last = own.get(key, self.touched.get(key, self.state.touched.get(key, -1)))
+            if last >= condition.since:
+                raise RefusedError(
+                    "CONDITION_FAILED",
+                    f"expected {key} untouched since size {condition.since}, got one at index {last}",
+                )
+        if condition.not_after is not None and recorded_at > condition.not_after:
+            raise RefusedError(
+                "CONDITION_FAILED", f"expected recorded_at up to {condition.not_after}, got {recorded_at}"
+            )
+
+
+class KeyRing:
+    """The ledger keys that this process holds; the log says which one signs."""
+
+    def __init__(self, keys: Sequence[SigningKey]) -> None:
+        self._keys = {key.verifier_key: key for key in keys}
+
+    def holding(self, authority: Authority) -> SigningKey:
+        """The key in force under `authority`. Raises RefusedError LEDGER_KEY_NOT_HELD: nothing could sign."""
+        key = self._keys.get(authority.ledger_key)
+        if key is None:
+            raise RefusedError(
+                "LEDGER_KEY_NOT_HELD",
+                f"expected to hold {authority.ledger_key} before it comes into force, got no such key",
+            )
+        return key

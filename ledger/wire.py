@@ -1,0 +1,275 @@
+"""Errors on the wire: the one mapping between `AssayError` and `google.rpc.Status`, there and back.
+
+Rules kept here:
+
+- One table says which code an error has; the way back reads code, domain and reason, never message text.
+- Details stay below 8 KiB, the limit of a metadata block; a message that is too long is cut, never dropped.
+- What is not an `AssayError` leaves no text: the caller gets INTERNAL, the operator gets the log line.
+- A transport failure is nobody's judgment: it comes back as "send the same again".
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf import duration_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from ledger.errors import (
+    AssayError,
+    CannotTellError,
+    FatalError,
+    FormatError,
+    NotFoundError,
+    OverloadedError,
+    RefusedError,
+    VerificationError,
+)
+
+__all__ = ["DOMAIN", "CatchAll", "abort", "error_of", "peer_name", "status_of"]
+
+DOMAIN: Final = "assay-ledger"
+
+_DETAILS_KEY: Final = "grpc-status-details-bin"
+_MAX_MESSAGE: Final = 2048  # characters; the message stands twice where a field is named
+_TRANSPORT_RETRY: Final = 0.2  # seconds, where the peer could not say
+
+_Code = grpc.StatusCode
+
+# The table. A RefusedError goes by its reason, every other family by its class.
+_CODE_OF_CLASS: Final[dict[type[AssayError], grpc.StatusCode]] = {
+    FormatError: _Code.INVALID_ARGUMENT,
+    RefusedError: _Code.FAILED_PRECONDITION,
+    OverloadedError: _Code.RESOURCE_EXHAUSTED,
+    NotFoundError: _Code.NOT_FOUND,
+    FatalError: _Code.UNAVAILABLE,
+    VerificationError: _Code.DATA_LOSS,
+    CannotTellError: _Code.UNIMPLEMENTED,
+}
+_CODE_OF_REFUSAL: Final[dict[str, grpc.StatusCode]] = {
+    "PEER_UNKNOWN": _Code.UNAUTHENTICATED,
+    "ROLE_MAY_NOT_WRITE": _Code.PERMISSION_DENIED,
+    "KEY_REVOKED": _Code.PERMISSION_DENIED,
+    "KEY_UNKNOWN": _Code.PERMISSION_DENIED,
+    "BAD_BATCH_SIGNATURE": _Code.PERMISSION_DENIED,
+    "PRINCIPAL_MISMATCH": _Code.PERMISSION_DENIED,
+    "MAY_NOT_READ": _Code.PERMISSION_DENIED,
+    "MAY_NOT_CALL": _Code.PERMISSION_DENIED,
+    "CONDITION_FAILED": _Code.ABORTED,
+    "EQUIVOCATION": _Code.ALREADY_EXISTS,
+    "SEQUENCE_GAP": _Code.FAILED_PRECONDITION,
+}
+_CODES: Final = {code.value[0]: code for code in _Code}
+
+# The way back, for statuses in our domain.
+_CLASS_OF_CODE: Final[dict[grpc.StatusCode, type[AssayError]]] = {
+    **{code: kind for kind, code in _CODE_OF_CLASS.items()},
+    **dict.fromkeys(_CODE_OF_REFUSAL.values(), RefusedError),
+}
+
+_FIELD: Final = re.compile(r"([a-z][a-z0-9_]*(?:\[\d+\])?(?:\.[a-z0-9_]+(?:\[\d+\])?)*): expected ")
+
+
+def status_of(error: AssayError) -> status_pb2.Status:
+    """The status that carries `error`: ErrorInfo, and BadRequest and RetryInfo where they apply."""
+    code = _CODE_OF_CLASS[type(error)]
+    if isinstance(error, RefusedError):
+        code = _CODE_OF_REFUSAL.get(error.reason, code)
+    message = error.message[:_MAX_MESSAGE]
+    status = status_pb2.Status(code=code.value[0], message=message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    if isinstance(error, VerificationError):
+        info.metadata["step"] = error.step
+        if error.index is not None:
+            info.metadata["index"] = str(error.index)
+    status.details.add().Pack(info)
+    if isinstance(error, FormatError) and (field := _FIELD.match(message)):
+        violation = error_details_pb2.BadRequest.FieldViolation(
+            field=field[1], description=message, reason=error.reason
+        )
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, OverloadedError):
+        delay = duration_pb2.Duration()
+        delay.FromMicroseconds(round(error.retry_after * 1_000_000))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def error_of(source: grpc.aio.AioRpcError | bytes) -> AssayError:
+    """The error that a failed call, or a serialized status, carries."""
+    if isinstance(source, bytes):
+        return _from_status(_parse(source))
+    details = (value for key, value in source.trailing_metadata() or () if key == _DETAILS_KEY)
+    status = _parse(next(details, b""))
+    # A status that is not in our domain says less than the call's own code.
+    if _info(status) is None:
+        return _from_transport(source.code(), source.details() or "")
+    return _from_status(status)
+
+
+def _parse(data: str | bytes) -> status_pb2.Status:
+    status = status_pb2.Status()
+    try:
+        status.ParseFromString(data)
+    except (DecodeError, TypeError):
+        return status_pb2.Status(code=_Code.UNKNOWN.value[0])  # Another server's: judged by its code alone.
+    return status
+
+
+def _info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo | None:
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details:
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
+            return info
+    return None
+
+
+def _from_status(status: status_pb2.Status) -> AssayError:
+    code = _CODES.get(status.code, _Code.UNKNOWN)
+    info = _info(status)
+    kind = _CLASS_OF_CODE.get(code)
+    if info is None or kind is None:
+        return _from_transport(code, status.message)
+    if kind is OverloadedError:
+        return OverloadedError(info.reason, status.message, _retry_after(status))
+    if kind is VerificationError:
+        index = info.metadata.get("index", "")
+        return VerificationError(
+            info.metadata.get("step", ""),
+            info.reason,
+            status.message,
+            index=int(index) if index.isdecimal() else None,
+        )
+    return kind(info.reason, status.message)
+
+
+def _retry_after(status: status_pb2.Status) -> float:
+    retry = error_details_pb2.RetryInfo()
+    for detail in status.details:
+        if detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
+            return float(retry.retry_delay.ToMicroseconds()) / 1_000_000
+    return _TRANSPORT_RETRY
+
+
+def _from_transport(code: grpc.StatusCode, message: str) -> AssayError:
+    """What the transport itself reports, or another server than ours."""
+    reason = code.name
+    match code:
+        case _Code.UNAVAILABLE | _Code.DEADLINE_EXCEEDED | _Code.CANCELLED | _Code.ABORTED:
+            return OverloadedError(reason, message, _TRANSPORT_RETRY)
+        case _Code.RESOURCE_EXHAUSTED:  # A message above the transport's limit: again would not help.
+            return FormatError("OVER_SIZE", message)
+        case _Code.INVALID_ARGUMENT | _Code.OUT_OF_RANGE:
+            return FormatError(reason, message)
+        case (
+            _Code.UNAUTHENTICATED | _Code.PERMISSION_DENIED | _Code.FAILED_PRECONDITION | _Code.ALREADY_EXISTS
+        ):
+            return RefusedError(reason, message)
+        case _Code.NOT_FOUND:
+            return NotFoundError(reason, message)
+        case _Code.UNIMPLEMENTED:
+            return CannotTellError(reason, message)
+        case _:
+            return FatalError(reason, message)
+
+
+def peer_name(context: grpc.aio.ServicerContext[Any, Any], trust_domain: str) -> str:
+    """The connected principal: the one `spiffe://<trust domain>/<name>` of a certificate that TLS verified.
+
+    Raises RefusedError(PEER_UNKNOWN).
+    """
+    prefix = f"spiffe://{trust_domain}/"
+    identities = context.auth_context().get("peer_spiffe_id", ())
+    names = [identity.decode("utf-8", "replace") for identity in identities]
+    if len(names) != 1 or not names[0].startswith(prefix):
+        raise RefusedError(
+            "PEER_UNKNOWN", f"expected a certificate for one {prefix}<name>, got {names or 'none'}"
+        )
+    return names[0].removeprefix(prefix)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: AssayError) -> NoReturn:
+    """Ends the call with the status of `error`."""
+    status = status_of(error)
+    trailing = ((_DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(_CODES[status.code], status.message, trailing)
+    raise AssertionError("expected abort to raise")  # pragma: no cover - for the type checker
+
+
+_HANDLERS: Final[dict[str, Callable[..., Any]]] = {
+    "unary_unary": grpc.unary_unary_rpc_method_handler,
+    "unary_stream": grpc.unary_stream_rpc_method_handler,
+    "stream_unary": grpc.stream_unary_rpc_method_handler,
+    "stream_stream": grpc.stream_stream_rpc_method_handler,
+}
+
+
+class CatchAll(grpc.aio.ServerInterceptor):
+    """Turns AssayError into its status, and anything else into INTERNAL without a word of its text."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._wrapped: dict[str, Any] = {}  # method -> handler; as many as the server has methods
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Wraps the handler of one call."""
+        method = handler_call_details.method
+        if (known := self._wrapped.get(method)) is not None:
+            return known
+        handler = await continuation(handler_call_details)
+        if handler is None:  # No such method: gRPC says so itself.
+            return None
+        self._wrapped[method] = self._wrap(method, handler)
+        return self._wrapped[method]
+
+    def _wrap(self, method: str, handler: Any) -> Any:
+        wrap = self._streaming if handler.response_streaming else self._unary
+        for kind, make in _HANDLERS.items():
+            if (behavior := getattr(handler, kind)) is not None:
+                wrapped = wrap(method, behavior)
+                return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        raise FatalError("NO_HANDLER", f"expected a behavior of {method}, got none")
+
+    def _unary(self, method: str, behavior: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                return await behavior(request, context)
+            except Exception as error:  # noqa: BLE001 - the one place that catches all; see the rules
+                await self._end(method, context, error)
+
+        return call
+
+    def _streaming(
+        self, method: str, behavior: Callable[..., AsyncIterator[Any]]
+    ) -> Callable[..., AsyncIterator[Any]]:
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                async for response in behavior(request, context):
+                    yield response
+            except Exception as error:  # noqa: BLE001 - the one place that catches all; see the rules
+                await self._end(method, context, error)
+
+        return call
+
+    async def _end(
+        self, method: str, context: grpc.aio.ServicerContext[Any, Any], error: Exception
+    ) -> NoReturn:
+        if isinstance(error, AssayError):
+            if isinstance(error, FatalError):
+                self._logger.critical("%s: %s", method, error)
+            await abort(context, error)
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        self._logger.error("%s: internal error", method, exc_info=error)
+        await context.abort(_Code.INTERNAL, "internal error; the server's log says more")
+        raise AssertionError("expected abort to raise")  # pragma: no cover - for the type checker

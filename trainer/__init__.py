@@ -1,0 +1,1 @@
+"""Assay's trainer: turns recorded attempts into samples and proposes candidates."""
