@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gate.checks import Input, makers
-from gate.evidence import Evidence, Window, pinned_environment, window_facts
+from gate.evidence import TARGETS, Evidence, Window, pinned_environment, window_facts
 from gate.finding import Notes
 from gate.policy import CanaryBounds, Policy
 from ledger.environment import environment_digest
@@ -41,24 +41,27 @@ def canary_verified(given: Input) -> Notes:
         notes.cite(window_facts(window))
         notes.add_if(window.ended is None, "WINDOW_OPEN", window.started)
         notes.add_if(window.conflict, "CONFLICT", window.started)
-        notes.add_if(not _same_environment(window, given.pins), "ENVIRONMENT_MISMATCH", window.started)
+        _environment(notes, window, given.pins)
         _bounds(notes, window, given.policy.canary_verified.bounds)
         _tasks(notes, window, given.policy)
     return notes
 
 
-def _same_environment(window: Window, pins: gate_pb2.UpdateFrozen) -> bool:
-    body = window.started.body
+def _environment(notes: Notes, window: Window, pins: gate_pb2.UpdateFrozen) -> None:
+    body, pinned = window.started.body, pinned_environment(pins)
     there = {part.target: part.digest for part in body.environment}
-    for target, digest in pinned_environment(pins).items():
+    same = len(there) == len(body.environment) and bool(
+        body.environment_digest == environment_digest(body.environment, body.tool_contract_digest, body.bounds)
+    )
+    for target in TARGETS:
         if target == options_pb2.ENVIRONMENT_TARGET_DESTINATION and not window.live:
             continue  # a rehearsal's destinations are sandboxed
-        if there.get(target) != digest:
-            return False
-    told = environment_digest(body.environment, body.tool_contract_digest, body.bounds)
-    return len(there) == len(body.environment) and bool(
-        body.tool_contract_digest == pins.tool_contract_digest and body.environment_digest == told
-    )
+        notes.add_if(target not in pinned, "PIN_ABSENT")
+        same = same and there.get(target) == pinned.get(target, there.get(target))
+    notes.add_if(not pins.HasField("tool_contract_digest"), "PIN_ABSENT")
+    if pins.HasField("tool_contract_digest"):
+        same = same and body.tool_contract_digest == pins.tool_contract_digest
+    notes.add_if(not same, "ENVIRONMENT_MISMATCH", window.started)
 
 
 def _bounds(notes: Notes, window: Window, widest: CanaryBounds) -> None:
@@ -94,7 +97,9 @@ def _tasks(notes: Notes, window: Window, policy: Policy) -> None:
     declared = set(window.started.body.tasks)
     notes.counts["tasks"] += len(declared)
     notes.add_if(len(declared) < policy.canary_verified.min_tasks, "TOO_FEW_TASKS", window.started)
-    notes.add_if(not declared <= set(window.tasks), "TASK_ABSENT", window.started)
+    told = window.ended.body.tasks if window.ended is not None else 0
+    absent = not declared <= set(window.tasks) or told > len(window.tasks)
+    notes.add_if(absent, "TASK_ABSENT", window.started)
     allowed = {
         canary_pb2.VerificationMethod.Value(f"VERIFICATION_METHOD_{name}")
         for name in policy.canary_verified.methods
@@ -133,7 +138,6 @@ def rollback_and_authority(given: Input, evidence_digest: bytes) -> tuple[Notes,
                 notes.add_if(not getattr(rehearsal.body, leg), code, rehearsal)
     notes.cite(rehearsals)
     notes.add_if(given.policy is None, "PIN_ABSENT")
-    notes.add_if(evidence.approval_conflict, "CONFLICT")
     fulfilling = tuple(fulfilling_approvals(notes, given, evidence_digest))
     notes.cite(fact for fact, _ in evidence.approvals)
     notes.counts = {

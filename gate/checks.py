@@ -93,7 +93,8 @@ def identity_pinned(given: Input) -> Notes:
     absent = absent_pins(given.pins)
     notes.add_if(bool(absent), "PIN_ABSENT", *evidence.freezes[-1:])
     started, ended = evidence.training_started, evidence.training_ended
-    notes.add_if(started is None or ended is None, "TRAINING_OPEN")
+    # What ended before it started is not an end of it.
+    notes.add_if(started is None or ended is None or ended.index < started.index, "TRAINING_OPEN")
     if started is not None and evidence.freezes:
         notes.add_if(evidence.freezes[0].index > started.index, "FROZEN_LATE", evidence.freezes[0], started)
     _candidate(notes, evidence)
@@ -138,7 +139,13 @@ def makers(given: Input) -> dict[str, set[str]]:
 
     take(
         "producer",
-        (evidence.proposal, evidence.training_started, evidence.training_ended, *evidence.candidates),
+        (
+            evidence.proposal,
+            evidence.training_started,
+            *evidence.progressed,
+            evidence.training_ended,
+            *evidence.candidates,
+        ),
     )
     take("gate", evidence.freezes)
     for rollout in evidence.rollouts:
@@ -211,7 +218,7 @@ def span_coverage(given: Input) -> Notes:
     counts |= {"rollouts": len(rollouts), "completed": 0, "covered": 0}
     families = declared_families(given)
     notes.add_if(not rollouts, "WINDOW_EMPTY")
-    notes.add_if(families is None or given.policy is None, "PIN_ABSENT")
+    notes.add_if(not families or given.policy is None, "PIN_ABSENT")  # no family: nothing that must be shown
     for rollout in rollouts:
         standing = rollout_standing(rollout)
         counts[standing] += 1

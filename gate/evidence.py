@@ -122,7 +122,6 @@ class Evidence:
     evaluations: dict[int, dict[int, Evaluation]] = field(default_factory=dict)  # check 4, 5 -> subject -> it
     windows: list[Window] = field(default_factory=list)
     approvals: list[tuple[Fact, bool]] = field(default_factory=list)  # with: it was withdrawn
-    approval_conflict: bool = False
     conflicts: set[str] = field(
         default_factory=set
     )  # body names of trainer events claimed twice, differently
@@ -209,6 +208,7 @@ class _Gathering:
         self.record = record
         self.size = size
         self.out = Evidence(record.id, step, size, receipts.now(size))
+        self._suspect: set[int] = set()
 
     def run(self) -> Evidence:
         out = self.out
@@ -224,7 +224,8 @@ class _Gathering:
                 self._evaluations()
                 self._windows()
             self._approvals()
-        out.anomalies.sort()
+        out.anomalies = sorted(set(out.anomalies))
+        out.suspect = len(self._suspect)
         return out
 
     # --- choosing ---
@@ -236,7 +237,7 @@ class _Gathering:
         for fact in facts:
             if fact.index < self.size:
                 if suspects.hold(fact, self.size):
-                    self.out.suspect += 1
+                    self._suspect.add(fact.index)
                 else:
                     kept.append(fact)
         return kept
@@ -296,8 +297,9 @@ class _Gathering:
         out.training_started = self._one("training_started", proposer)
         out.training_ended = self._one("training_ended", proposer)
         progressed = self._by(self._seen(record.of("training_progressed")), proposer, "NOT_THE_PROPOSER")
-        steps, _ = self._firsts(progressed, lambda fact: fact.body.step)
-        out.progressed = list(steps.values())
+        # A trainer that starts again from a checkpoint tells a step twice: both are training that happened.
+        told, _ = self._firsts(progressed, lambda fact: fact.body.SerializeToString(deterministic=True))
+        out.progressed = list(told.values())
         for fact in self._by(self._seen(record.of("candidate_registered")), proposer, "NOT_THE_PROPOSER"):
             if any(fact.body == earlier.body for earlier in out.candidates):
                 self._odd(fact, "REPEATED")
@@ -306,15 +308,13 @@ class _Gathering:
 
     def _pauses(self) -> None:
         """A pause ends with the first TrainingResumed that names a later, unused ResumeRequested."""
-        requests = [fact.index for fact in self._seen(self.record.of("resume_requested"))]
-        resumes = self._seen(self.record.of("training_resumed"))
+        requests = {fact.index for fact in self._seen(self.record.of("resume_requested"))}
+        resumes = [r for r in self._seen(self.record.of("training_resumed")) if r.body.request_index in requests]
         running_since = -1
         for pause in self._seen(self.record.of("training_paused")):
             if pause.index < running_since:
                 continue  # it was paused already
             resume = next((r for r in resumes if pause.index < r.body.request_index < r.index), None)
-            if resume is None or resume.body.request_index not in requests:
-                resume = None
             self.out.pauses.append((pause, resume))
             running_since = _FOREVER if resume is None else resume.index
 
@@ -331,9 +331,10 @@ class _Gathering:
         if not opened < first.index < cut_off:
             self._odd(first, "OUTSIDE_WINDOW")
             return None
-        ends = [f for f in self._seen(record.ended) if first.index < f.index < cut_off]
+        all_ends = self._seen(record.ended)
+        ends = [f for f in all_ends if first.index < f.index < cut_off]
         last = ends[0].index if ends else cut_off
-        for fact in self._seen(record.ended):
+        for fact in all_ends:
             if not ends or fact.index != ends[0].index:
                 self._odd(fact, "AFTER_END" if ends else "LATE_OR_ORPHAN")
         chosen = RolloutEvidence(rollout_id, first, ends[0] if ends else None)
@@ -449,6 +450,7 @@ class _Gathering:
         self, first: Fact, parts: list[Fact], closes: list[Fact], header: tuple[Any, ...]
     ) -> Evaluation:
         chosen = Evaluation(first.body.evaluation)
+        others: list[Fact] = []  # parts said again, differently
         for fact in parts:
             if fact.body.evaluation != chosen.id or fact.index < first.index:
                 continue
@@ -461,8 +463,12 @@ class _Gathering:
             elif earlier.body == fact.body:
                 self._odd(fact, "REPEATED")
             else:
-                self._scores(chosen, fact)
+                others.append(fact)
                 self._odd(fact, "CONFLICT")
+        for fact in others:
+            for score in fact.body.scores:
+                if chosen.scores.get(score.case_id, {}).get(score.trial, score) != score:
+                    chosen.conflicts.add(score.case_id)
         own = [f for f in closes if f.body.evaluation == chosen.id and f.index > first.index]
         ends, conflicts = self._firsts(own, lambda fact: None)
         chosen.closed = ends.get(None)
@@ -496,8 +502,7 @@ class _Gathering:
                 (f for f in ends if f.body.window == window_id and f.index > started.index), lambda fact: None
             )
             window.ended = own_ends.get(None)
-            last = window.ended.index if window.ended else _FOREVER
-            own_tasks = [f for f in tasks if f.body.window == window_id and started.index < f.index < last]
+            own_tasks = [f for f in tasks if f.body.window == window_id and f.index > started.index]
             window.tasks, task_conflicts = self._firsts(own_tasks, lambda fact: fact.body.task)
             window.conflict = window.conflict or bool(end_conflicts or task_conflicts)
             judged = any(f.body.HasField("evaluator_digest") for f in own_tasks)
@@ -527,10 +532,8 @@ class _Gathering:
         back = max((index for index in record.rolled_back if index < self.size), default=-1)
         if out.step == options_pb2.STEP_DEFAULT:
             granted = [fact for fact in granted if fact.index > back]
-        firsts, conflicts = self._firsts(granted, lambda fact: (fact.grant.name, fact.body.approval))
-        out.approval_conflict = bool(conflicts)
         withdrawn = {(f.grant.name, f.body.approval) for f in self._seen(record.of("approval_withdrawn"))}
-        out.approvals = [(fact, natural in withdrawn) for natural, fact in firsts.items()]
+        out.approvals = [(fact, (fact.grant.name, fact.body.approval) in withdrawn) for fact in granted]
 
 
 def _evaluation_header(body: judge_pb2.EvaluationRecorded) -> tuple[Any, ...]:

@@ -87,7 +87,7 @@ def _check_requester(evidence: Evidence, requested_by: str, is_operator: bool) -
 
 
 def _check_parent(receipts: Receipts, evidence: Evidence, proposal: trainer_pb2.UpdateProposed) -> None:
-    if receipts.on_stack(evidence.update, proposal.resource, proposal.scope, evidence.size):
+    if receipts.holds_default(evidence.update, proposal.resource, proposal.scope, evidence.size):
         return
     default = receipts.default(proposal.resource, proposal.scope, evidence.size)
     if default is None or default.digest != proposal.parent_digest:

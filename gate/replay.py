@@ -17,11 +17,14 @@ from gate.evidence import gather
 from gate.freeze import derive_freeze
 from gate.judge import RulesJudge
 from ledger.errors import AssayError, VerificationError
+from ledger.export import BinaryReader
+from ledger.merkle import Frontier
 from ledger.receipt import Receipts, Void
-from ledger.trust import Grant
+from ledger.trust import Grant, TrustDocument
 from ledger.v1 import event_pb2, gate_pb2, options_pb2
+from ledger.verify import Verified, verify_export
 
-__all__ = ["Replay", "Replayed"]
+__all__ = ["Replay", "Replayed", "replay_export"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +137,63 @@ _AUTHORITY: dict[str, Callable[[Replay, int, event_pb2.Event], None]] = {
     "default_rolled_back": Replay._count,
     "baseline_adopted": Replay._count,
 }
+
+
+# --- a whole export ----------------------------------------------------------------------------------------
+
+
+class _VerdictSizes:
+    """A fold that remembers at which log sizes verdicts were made."""
+
+    def __init__(self) -> None:
+        self.sizes: set[int] = set()
+
+    def apply(
+        self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
+    ) -> None:
+        """Takes the next entry."""
+        if event.WhichOneof("body") == "verdict_issued":
+            self.sizes.add(event.verdict_issued.log_size)
+
+
+class _Rooted:
+    """A fold around replay that keeps the log's root at the sizes that will be asked for, and no other."""
+
+    def __init__(self, sizes: set[int]) -> None:
+        self._sizes = sizes
+        self._roots: dict[int, bytes] = {}
+        self._tree = Frontier()
+        self.replay = Replay(self._roots.__getitem__)
+
+    def apply(
+        self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
+    ) -> None:
+        """Takes the next entry."""
+        if index in self._sizes:
+            self._roots[index] = self._tree.root()
+        self._tree.append(leaf)
+        self.replay.apply(index, recorded_at, leaf, grant, event, alone)
+
+
+def replay_export(
+    open_export: Callable[[], BinaryReader],
+    trust: TrustDocument,
+    *,
+    remembered: bytes | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Verified, Replay]:
+    """Verifies an export and replays every power that was used in it; ask the `Replay` for its `result`.
+
+    The file is read twice, so that roots are kept only where a verdict names one: memory grows with open
+    updates, not with entries. `open_export` opens it from its beginning; `progress` as `verify_export`'s.
+    Raises VerificationError, CannotTellError, FormatError.
+    """
+    sizes = _VerdictSizes()
+    first = verify_export(open_export(), trust, remembered=remembered, fold=sizes, progress=progress)
+    rooted = _Rooted(sizes.sizes)
+    second = verify_export(open_export(), trust, remembered=remembered, fold=rooted, progress=progress)
+    if first.root != second.root:
+        raise VerificationError(
+            "V5", "FILE_CHANGED", "expected the same file twice, got one that was changed"
+        )
+    return second, rooted.replay

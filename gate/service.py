@@ -223,12 +223,11 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
     def _promotion(
         self, verdict: gate_pb2.VerdictIssued, record: VerdictRecord, from_digest: bytes | None
     ) -> gate_pb2.DefaultPromoted:
-        candidates = self._log.receipts.update(verdict.update).of("candidate_registered")
-        if from_digest is None or not candidates:
+        judged = self._judge.evaluate(self._log.receipts, verdict.update, verdict.step, self._log.size)
+        if from_digest is None or judged.candidate_digest is None:
             raise RefusedError(
                 "CONDITION_FAILED", "expected a default to move from and a candidate, got none"
             )
-        judged = self._judge.evaluate(self._log.receipts, verdict.update, verdict.step, self._log.size)
         return gate_pb2.DefaultPromoted(
             update=verdict.update,
             resource=verdict.resource,

@@ -2,6 +2,7 @@
 
 Rules:
 1. Folded from the log, never announced (law 17): stale is a difference between a pin and what stands now.
+   A pin that is absent is MISSING to the checks that need it, not stale.
 2. Each row of the table names exactly the checks that rest on it.
 3. An update's own promotion stales nothing of its own.
 4. Rollouts cannot be made again after training: for checks 2 and 3 every freeze under which a rollout of the
@@ -57,37 +58,41 @@ def stale_reasons(receipts: Receipts, evidence: Evidence) -> dict[str, set[str]]
     used_in_training = _freezes_of_rollouts(evidence)
     for pin, (kind, reason, checks) in _PINS.items():
         publication = receipts.registry.in_force(kind, pins.scope, evidence.size)
-        if publication is None:
+        if publication is None or not pins.HasField(pin):  # type: ignore[arg-type]  # names from the proto
             continue
         if getattr(pins, pin) != publication.digest:
-            add(reason, _and_judged(evidence, reason, checks))
+            add(reason, checks)
         elif pin == "tool_contract_digest" and any(
             getattr(f, pin) != publication.digest for f in used_in_training
         ):
             add(reason, (2,))
     for target, (reason, checks) in _TARGETS.items():
-        now = receipts.registry.environment_in_force(target, pins.scope, evidence.size)
-        if now is None:
+        now, pinned = (
+            receipts.registry.environment_in_force(target, pins.scope, evidence.size),
+            pinned_environment(pins).get(target),
+        )
+        if now is None or pinned is None:
             continue
-        if pinned_environment(pins).get(target) != now:
+        if pinned != now:
             add(reason, checks)
         elif any(pinned_environment(freeze).get(target) != now for freeze in used_in_training):
             add(reason, tuple(number for number in checks if number in _DURING_TRAINING))
+    if _other_evaluator_judged(receipts, evidence, pins):
+        add("STALE_EVALUATOR", (6,))
     _workflow(receipts, evidence, add_to=found)
     _parent(receipts, evidence, add_to=found)
     return found
 
 
-def _and_judged(evidence: Evidence, reason: str, checks: tuple[int, ...]) -> tuple[int, ...]:
-    """An evaluator concerns check 6 too where it judged a canary task."""
-    if reason != "STALE_EVALUATOR":
-        return checks
-    judged = any(
-        task.body.HasField("evaluator_digest")
+def _other_evaluator_judged(receipts: Receipts, evidence: Evidence, pins: gate_pb2.UpdateFrozen) -> bool:
+    """Whether a canary task was judged by another evaluator than the one in force."""
+    publication = receipts.registry.in_force("evaluator", pins.scope, evidence.size)
+    now = pins.evaluator_digest if publication is None else publication.digest
+    return any(
+        task.body.HasField("evaluator_digest") and task.body.evaluator_digest != now
         for window in evidence.windows
         for task in window.tasks.values()
     )
-    return (*checks, 6) if judged else checks
 
 
 def _freezes_of_rollouts(evidence: Evidence) -> list[gate_pb2.UpdateFrozen]:
@@ -121,9 +126,9 @@ def _families(body: operator_pb2.WorkflowDeclared) -> dict[str, int]:
 
 def _parent(receipts: Receipts, evidence: Evidence, add_to: dict[str, set[str]]) -> None:
     pins = evidence.pins
-    if pins is None or not pins.HasField("parent_digest"):
+    if pins is None or not pins.HasField("parent_digest") or not pins.HasField("resource"):
         return
-    if receipts.on_stack(evidence.update, pins.resource, pins.scope, evidence.size):
+    if receipts.holds_default(evidence.update, pins.resource, pins.scope, evidence.size):
         return
     default = receipts.default(pins.resource, pins.scope, evidence.size)
     if default is None or default.digest != pins.parent_digest:

@@ -3,8 +3,8 @@
 Rules kept here:
 
 - The serial verifier is the truth. A worker finds out no more than that a range has no fault, if it begins
-  where it says and the keys are those it was given. The verifier takes it when it comes to stand there; whatever
-  is not clean, or begins elsewhere, it reads itself. So every finding is the serial verifier's own.
+  where it says and the keys are those it was given. The verifier takes it when it comes to stand there;
+  whatever is not clean, or begins elsewhere, it reads itself. So every finding is the serial verifier's own.
 - Key events, unknown types and everything else that needs a further look are not clean: they are rare.
 - Ranges are read at most `ahead` in advance: memory does not grow with the log.
 
@@ -47,8 +47,8 @@ def verify_export_parallel(
 ) -> Verified:
     """As `verify.verify_export` without a fold, with the same findings, on the executor's workers.
 
-    `ahead`: ranges of about `range_bytes` in flight, say twice the workers. Raises what it raises, and what the
-    executor raises when a worker dies.
+    `ahead`: ranges of about `range_bytes` in flight, say twice the workers. Raises what it raises, and what
+    the executor raises when a worker dies.
     """
     verifier = Verifier(trust, remembered=remembered)
     checkpoint, chunks = open_export(stream)
@@ -83,7 +83,7 @@ def _settle(verifier: Verifier, task: Future[Clean | None], keys: Keys, run: byt
 
 def _ranges(chunks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
     """Whole batches, `size` bytes of them or more: number of entries and run. What is left comes last."""
-    held = b""
+    held = bytearray()
     for chunk in chunks:
         held += chunk
         if len(held) < size:
@@ -92,13 +92,13 @@ def _ranges(chunks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
         if not cut and len(held) > _MOST_RANGES_HELD * _RANGE_BYTES:
             cut = len(held)
         if cut:
-            yield count, held[:cut]
-            held = held[cut:]
+            yield count, bytes(held[:cut])
+            del held[:cut]
     if held:
-        yield 0, held
+        yield 0, bytes(held)
 
 
-def _last_beginning(run: bytes) -> tuple[int, int]:
+def _last_beginning(run: bytearray) -> tuple[int, int]:
     """Where the last batch in `run` begins, and how many entries stand before it; 0, 0 without one."""
     position = entries = cut = before = 0
     end, header = len(run), ENTRY_HEADER.size

@@ -61,7 +61,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """A range of whole batches without a fault, if it begins where it says and under the keys it was given."""
+    """A range of whole batches without a fault, if it begins where it says, under the keys it was given."""
 
     first: int
     #: Leaf hash of the entry before, as the first entry links to it.

@@ -72,7 +72,7 @@ _WRITES: Final[Mapping[int, frozenset[str]]] = {
 
 @dataclass(slots=True)
 class Batch:
-    """The batch being read."""
+    """The batch being read; the verifier's own."""
 
     first: int
     opening: Opening
@@ -159,13 +159,9 @@ class Verifier:
 
         `keys` is what it was judged under: this verifier's `keys` at the time.
         """
-        stands = (self._rest, self._batch, self._index, self._leaf) == (
-            b"",
-            None,
-            clean.first,
-            clean.previous,
-        )
-        if not stands or clean.first_time < self._time or keys is not self._keys:
+        if self._rest or self._batch is not None or keys is not self._keys:
+            return False
+        if (self._index, self._leaf) != (clean.first, clean.previous) or clean.first_time < self._time:
             return False
         for public_key, streams in clean.sequences.items():
             known = self._sequences.get(public_key, {})
@@ -189,14 +185,11 @@ class Verifier:
         Raises VerificationError V2 to V7; CannotTellError NEWER_EVENT_TYPE where all else holds.
         """
         if self._rest:
-            raise self._fault(
-                "V2", "CUT_SHORT", f"expected a whole entry, got {len(self._rest)} bytes, then the end"
-            )
+            message = f"expected a whole entry, got {len(self._rest)} bytes, then the end"
+            raise self._fault("V2", "CUT_SHORT", message)
         if (batch := self._batch) is not None:
-            count, got = batch.opening.count, len(batch.leaves)
-            raise self._fault(
-                "V3", "OPEN_BATCH", f"expected {count} entries, got {got}, then the end", batch.first
-            )
+            message = f"expected {batch.opening.count} entries, got {len(batch.leaves)}, then the end"
+            raise self._fault("V3", "OPEN_BATCH", message, batch.first)
         note, claimed = open_note(checkpoint, self._trust.origin)
         found = self._tree.root()
         if claimed.size != self._index:
@@ -235,9 +228,8 @@ class Verifier:
         entry = self._entry(data)
         opening = entry.opening
         if opening is None:
-            raise self._fault(
-                "V3", "NO_OPENING", f"expected an opening at offset 0, got offset {entry.offset}"
-            )
+            message = f"expected an opening at offset 0, got offset {entry.offset}"
+            raise self._fault("V3", "NO_OPENING", message)
         try:
             grant = self._keys.find(opening.name, opening.key_id)
         except InputError as error:
@@ -254,6 +246,7 @@ class Verifier:
             self._batch = batch
 
     def _check_sequence(self, batch: Batch) -> None:
+        """V3: the next of its public key and stream."""
         opening = batch.opening
         streams = self._sequences.setdefault(batch.grant.key.public_key, {})
         expected = streams.get(opening.stream, 0)

@@ -106,13 +106,11 @@ def rotated(ledger: SigningKey) -> event_pb2.Event:
     return event_pb2.Event(event_id=event_id(3), ledger_key_rotated=body)
 
 
-def numbered(number: int, *, pad: int = 0) -> event_pb2.Event:
-    """A runner's event; `pad` bytes longer."""
+def numbered(number: int) -> event_pb2.Event:
+    """A runner's event."""
     body = runner_pb2.RolloutEnqueued(
         rollout=f"rollout-{number}", workflow="sql-agent", workflow_version=1, mode=runner_pb2.MODE_TRAIN
     )
-    if pad:
-        body.external_ref.system = "x" * pad
     return event_pb2.Event(event_id=event_id(number), rollout_enqueued=body)
 
 

@@ -36,7 +36,7 @@ from ledger.export import encode_export_header
 from ledger.fold import Fold
 from ledger.genesis import decode_genesis
 from ledger.server.durable import Folder
-from ledger.server.host import ExtraService, Host, Settings, build_server
+from ledger.server.host import Host, Settings, build_server
 from ledger.server.store import SQLiteStore, Store
 from ledger.trust import TrustDocument, parse_trust_document
 from ledger.v1 import event_pb2
@@ -71,7 +71,6 @@ class Lab:
         subprocess: bool = False,
         principals: Sequence[Principal] = DEVELOPMENT_PRINCIPALS,
         folds: Callable[[], Sequence[Fold]] = tuple,
-        extra_services: Sequence[ExtraService] = (),
         settings: Mapping[str, Any] | None = None,
         wrap_store: Callable[[Store], Store] | None = None,
     ) -> None:
@@ -82,7 +81,6 @@ class Lab:
         self._subprocess = subprocess
         self._principals = principals
         self._folds = folds
-        self._extra_services = extra_services
         self._settings = dict(settings or {})
         self._wrap_store = wrap_store
         self._clients: list[LedgerClient] = []
@@ -160,7 +158,6 @@ class Lab:
                 "127.0.0.1:0",
                 credentials,
                 folds=self._folds(),
-                extra_services=self._extra_services,
             )
         except BaseException:
             store.close()

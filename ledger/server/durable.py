@@ -74,7 +74,11 @@ class Released:
                     os.close(directory)
         except OSError as error:
             raise FatalError("NOT_DURABLE", f"expected {path} to reach the disk, got {error}") from error
-        self._number, self._value = max((self._slot(0), self._slot(1)), key=lambda slot: slot[0])
+        slots = [self._slot(0), self._slot(1)]
+        if slots == [None, None]:
+            os.close(self._file)
+            raise FatalError("BAD_RELEASED", f"expected a whole value in {path}, got two spoiled ones")
+        self._number, self._value = max((slot for slot in slots if slot), key=lambda slot: slot[0])
 
     def get(self) -> bytes | None:
         """The value of the last `put` that returned, or of one that was cut off after it was written."""
@@ -96,15 +100,15 @@ class Released:
             raise FatalError("NOT_DURABLE", f"expected a checkpoint to reach the disk, got {error}") from error
         self._number, self._value = number, value
 
-    def _slot(self, position: int) -> tuple[int, bytes | None]:
-        """(number, value) of a slot; (0, None) where it was never written whole."""
+    def _slot(self, position: int) -> tuple[int, bytes | None] | None:
+        """(number, value) of a slot; (0, None) where nothing was written; None where it is spoiled."""
         data = os.pread(self._file, _SLOT, position * _SLOT)
-        if len(data) < _SLOT:
+        if not any(data[: _HEAD.size]):
             return 0, None
         number, length = _HEAD.unpack_from(data)
         end = _HEAD.size + length
         if length > MAX_VALUE_BYTES or sha256(data[:end]).digest() != data[end : end + _DIGEST]:
-            return 0, None
+            return None
         return number, data[_HEAD.size : end]
 
     def close(self) -> None:

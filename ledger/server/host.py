@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 
 from ledger.batch import parse_batch_note
 from ledger.errors import FatalError
+from ledger.fold import Fold
 from ledger.merkle import Tree
 from ledger.note import SigningKey
 from ledger.server.access import Access
@@ -124,14 +125,16 @@ def build_server(
     store: Store,
     listen: str,
     credentials: grpc.ServerCredentials,
+    *,
+    folds: Sequence[Fold] = (),
 ) -> Host:
     """Recovers the log in `store` and builds the server around it. Call it inside the loop that will serve.
 
-    Raises FatalError: what `recover` raises, NOT_LISTENING.
+    `folds` see every entry beside the server's own. Raises FatalError: what `recover` raises, NOT_LISTENING.
     """
     tree = Tree()
     updates, view = UpdateIndex(), ReceiptView(tree)
-    runner = FoldRunner([updates, view])
+    runner = FoldRunner([updates, view, *folds])
     state = recover(store, settings.trust, runner, tree)
     reader = Reader(store)
     sequencer = Sequencer(state, store, KeyRing(settings.keys), settings.clock, runner, reader)

@@ -1,0 +1,131 @@
+"""A verdict as a table of checks, with the frame that it holds in (law 19). Nothing here is judged.
+
+The frame (resource, scope, step, data cut-off, evaluator, parent, canary windows) comes from the receipt; the
+findings come from whoever judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from clients.cli.show import lines, pairs, table
+from gate.reasons import CHECKS, REASONS
+from gate.report import sentence, state_name, verdict_name
+from ledger.v1 import gate_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["blockers", "finding_documents", "frame_of", "show_findings", "show_frame", "why"]
+
+_APPROVAL = frozenset({"APPROVAL_NONE", "APPROVAL_OTHER_DIGEST", "APPROVAL_EXPIRED", "APPROVAL_WITHDRAWN"})
+
+
+def frame_of(receipt: Mapping[str, Any], step: str) -> dict[str, Any]:
+    """In which frame a verdict on this update holds, from its receipt (gate.report.receipt_document)."""
+    freezes = receipt["before"]["freezes"]
+    proposed = receipt["before"]["proposed"]
+    pins = freezes[-1]["claim"] if freezes else {}
+    claim = pins or (proposed or {}).get("claim", {})
+    scope = claim.get("scope", {})
+    candidates = receipt["after"]["candidates"]
+    return {
+        "update": receipt["update"],
+        "step": step,
+        "resource": claim.get("resource"),
+        "scope": f"{scope['workflow']}/{scope['segment']}" if scope else None,
+        "candidate": candidates[0]["claim"]["manifest_digest"] if candidates else None,
+        "parent": claim.get("parent_digest"),
+        "evaluator": pins.get("evaluator_digest"),
+        "holdout": pins.get("holdout_digest"),
+        "policy": pins.get("policy_digest"),
+        "data_cut_off": receipt["during"]["data_cut_off"],
+        "canary_windows": [
+            f"{window['started']['claim']['window']} ({'LIVE' if window['live'] else 'REHEARSAL'})"
+            for window in receipt["after"]["windows"]
+        ],
+        "log_size": receipt["as_of"]["size"],
+    }
+
+
+def show_frame(frame: Mapping[str, Any]) -> None:
+    """The frame in two columns; what is not there is said to be MISSING."""
+
+    def said(name: str) -> str:
+        return "MISSING" if frame[name] is None else str(frame[name])
+
+    windows = ", ".join(frame["canary_windows"]) or "MISSING"
+    pairs(
+        (
+            ("resource", said("resource")),
+            ("scope", said("scope")),
+            ("step", frame["step"]),
+            ("candidate", said("candidate")),
+            ("parent", said("parent")),
+            ("evaluator", said("evaluator")),
+            ("data cut-off", said("data_cut_off")),
+            ("canary windows", windows),
+            ("judged at size", frame["log_size"]),
+        )
+    )
+
+
+def why(finding: gate_pb2.Finding) -> str:
+    """The reasons of a finding in words; empty where it passes."""
+    return "; ".join(REASONS[code][1] if code in REASONS else code for code in finding.reasons)
+
+
+def show_findings(
+    verdict: gate_pb2.Verdict.ValueType, findings: Sequence[gate_pb2.Finding], *, details: bool = False
+) -> None:
+    """The verdict and its seven checks; `details` adds counts and the cited entries."""
+    lines(verdict_name(verdict))
+    rows = [
+        (number, finding.check, state_name(finding.state), sentence(finding))
+        for number, finding in enumerate(findings, start=1)
+    ]
+    table(("", "check", "state", "what was found"), rows)
+    for finding in findings if details else ():
+        lines("", f"{state_name(finding.state)} {finding.check}")
+        pairs(
+            (
+                ("reasons", ", ".join(finding.reasons) or None),
+                ("in words", why(finding) or None),
+                ("counts", ", ".join(f"{c.name}={c.value}" for c in finding.counts) or "none"),
+                ("rests on", f"{finding.cited} entries"),
+                ("such as", ", ".join(map(str, finding.cited_indexes)) or None),
+            )
+        )
+
+
+def finding_documents(findings: Iterable[gate_pb2.Finding]) -> list[dict[str, Any]]:
+    """Findings as JSON types."""
+    return [
+        {
+            "number": CHECKS.index(finding.check) + 1 if finding.check in CHECKS else None,
+            "check": finding.check,
+            "state": state_name(finding.state),
+            "reasons": list(finding.reasons),
+            "sentence": sentence(finding),
+            "counts": {count.name: count.value for count in finding.counts},
+            "cited": finding.cited,
+            "cited_root": finding.cited_root.hex(),
+            "cited_indexes": list(finding.cited_indexes),
+        }
+        for finding in findings
+    ]
+
+
+def blockers(findings: Iterable[gate_pb2.Finding]) -> list[gate_pb2.Finding]:
+    """Findings that no approval can mend: all that do not pass, but a missing approval."""
+    return [
+        finding
+        for finding in findings
+        if finding.state != gate_pb2.STATE_PASS
+        and not (
+            finding.check == CHECKS[6]
+            and finding.state == gate_pb2.STATE_MISSING
+            and _APPROVAL.issuperset(finding.reasons)
+        )
+    ]

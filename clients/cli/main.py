@@ -1,0 +1,74 @@
+"""The entry point: the root command, and every group below it in the order of the manual."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clients.cli import offline, setup
+from clients.cli.app import AssayGroup, Session
+from clients.cli.exits import EXIT_HELP
+from clients.cli.export import export
+
+__all__ = ["app", "main"]
+
+_HELP = """An assay office for reinforcement-learning updates of agents.
+
+The trainer proposes, the ledger remembers, the gate decides, and anyone can check all three offline.
+
+A new version of a model or prompt stays a candidate until evidence that the learner could not write says otherwise.
+Only seven PASSes promote; HOLD says what is missing. Asking for the default never yields a candidate.
+
+First steps: assay demo · assay init --dev · assay serve ledger · assay serve gate · assay status
+
+Tonight's decision: assay updates --waiting · assay explain UPDATE · assay approve UPDATE --step canary
+
+Without trusting anyone: assay export log.assay · assay verify log.assay --trust trust.txt · assay replay …
+"""
+
+app = typer.Typer(
+    name="assay",
+    cls=AssayGroup,
+    help=_HELP,
+    epilog=EXIT_HELP,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+_AUDIT = "Anyone, offline"
+_OPERATE = "Set up and operate"
+_LOOK = "Look"
+_DECIDE = "Decide"
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    home: Annotated[
+        Path, typer.Option("--home", envvar="ASSAY_HOME", help="Home folder (assay init).")
+    ] = Path("assay-home"),
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--as", metavar="NAME", help="Principal to act as.", show_default="the only one of the role needed"
+        ),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+) -> None:
+    """Keeps what stands before the command's name."""
+    context.obj = Session(home, name, debug)
+
+
+app.command(rich_help_panel=_OPERATE)(setup.init)
+app.add_typer(setup.serve, name="serve", rich_help_panel=_OPERATE)
+app.command(rich_help_panel=_AUDIT)(offline.verify)
+app.command(rich_help_panel=_AUDIT)(offline.replay)
+app.command(rich_help_panel=_AUDIT)(export)
+
+
+def main() -> None:
+    """The command `assay`."""
+    app()

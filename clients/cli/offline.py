@@ -1,0 +1,229 @@
+"""`assay verify`, `assay replay`: what an auditor does with a file and a trust document, and no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clients.cli.app import JsonFlag
+from clients.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from gate.replay import Replayed
+    from ledger.receipt import Receipts
+    from ledger.verify import Verified
+
+__all__ = ["replay", "verify"]
+
+FileArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", exists=True, dir_okay=False, help="Export file (assay export).", show_default=False
+    ),
+]
+TrustOption = Annotated[
+    Path,
+    typer.Option(
+        "--trust",
+        exists=True,
+        dir_okay=False,
+        help="Trust document. Get it by another way than the file.",
+        show_default=False,
+    ),
+]
+MemoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--memory",
+        file_okay=False,
+        help="Folder of remembered checkpoints; they are what makes a rollback visible.",
+        show_default="~/.local/state/assay/checkpoints",
+    ),
+]
+ForgetOption = Annotated[
+    bool, typer.Option("--forget", help="Neither use nor keep a remembered checkpoint.")
+]
+
+
+def _memory(memory: Path | None, forget: bool) -> Path | None:
+    from clients.cli.audit import default_memory
+
+    if forget and memory is not None:
+        raise typer.BadParameter("expected --memory or --forget, got both")
+    return None if forget else memory or default_memory()
+
+
+def verify(
+    file: FileArgument,
+    trust: TrustOption,
+    memory: MemoryOption = None,
+    forget: ForgetOption = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check a whole log: every signature, link, sequence, right to write, and the checkpoint (steps V1 to V7).
+
+    The first fault is named by index, step, expected and got.
+    A pass is remembered, so that the next file of this log must continue this one.
+    """
+    from clients.cli.audit import Audit, audit
+    from clients.cli.show import emit, lines, moment, pairs
+
+    by = Audit.of(trust, _memory(memory, forget))
+    verified = audit(file, by)
+    document = _document(verified, by.memory)
+
+    def show() -> None:
+        lines(f"VERIFIED {file}")
+        pairs(
+            (
+                ("origin", verified.origin),
+                ("size", f"{verified.size} entries in {verified.batches} batches"),
+                ("root", verified.root.hex()),
+                ("recorded", f"{moment(verified.first_recorded_at)} to {moment(verified.last_recorded_at)}"),
+                ("authors", ", ".join(f"{name} {count}" for name, count in sorted(verified.authors.items()))),
+                ("witnesses", ", ".join(verified.witnesses) or "none: a split view cannot be excluded"),
+                ("history", document["history"]),
+                ("remembered in", by.memory),
+            )
+        )
+
+    emit(document, as_json, show)
+
+
+def _history(verified: Verified, memory: Path | None) -> str:
+    if verified.remembered_size is not None:
+        return f"continues the checkpoint of size {verified.remembered_size} that was remembered"
+    if memory is None:
+        return "rollback cannot be detected: nothing is remembered (--forget)"
+    return "rollback cannot be detected yet: this is the first checkpoint remembered of this log"
+
+
+def _document(verified: Verified, memory: Path | None) -> dict[str, Any]:
+    return {
+        "verified": True,
+        "origin": verified.origin,
+        "size": verified.size,
+        "root": verified.root.hex(),
+        "batches": verified.batches,
+        "authors": dict(sorted(verified.authors.items())),
+        "first_recorded_at": verified.first_recorded_at,
+        "last_recorded_at": verified.last_recorded_at,
+        "witnesses": list(verified.witnesses),
+        "remembered_size": verified.remembered_size,
+        "history": _history(verified, memory),
+    }
+
+
+def replay(
+    file: FileArgument,
+    trust: TrustOption,
+    memory: MemoryOption = None,
+    forget: ForgetOption = False,
+    update: Annotated[
+        str | None, typer.Option("--update", help="Judge this update again at the file's end.")
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option("--step", metavar="canary|default", help="With --update: for which step.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check the conduct of everybody with a power: re-derive every verdict, pointer move and freeze.
+
+    Verifies (V1 to V7), then replays: R1 pointer moves, R2 verdicts, R3 freezes, pauses, resumes.
+    With --update it prints the table of checks as of the file's last entry; a HOLD is exit code 1.
+    """
+    from clients.cli.audit import Audit, replay_file
+    from clients.cli.parse import parse_step
+    from clients.cli.show import emit, lines
+
+    if (update is None) != (step is None):
+        raise typer.BadParameter("expected --update and --step together")
+    number = None if step is None else parse_step(step)
+    by = Audit.of(trust, _memory(memory, forget))
+    verified, replayed, receipts = replay_file(file, by)
+    document = _document(verified, by.memory) | _replayed(replayed)
+    judged = None if update is None or number is None else _Judged.at_end(receipts, update, number)
+    if judged is not None:
+        document["judged"] = judged.document()
+
+    def show() -> None:
+        lines(
+            f"REPLAYED {file}: {verified.size} entries of {verified.origin}",
+            f"  {replayed.verdicts} verdicts, {replayed.moves} pointer moves, {replayed.freezes} freezes: "
+            "each follows from what stands before it",
+            f"  {document['history']}",
+        )
+        for void in replayed.unreplayable:
+            lines(f"  cannot tell: index {void.index}: {void.message}")
+        if judged is not None:
+            judged.show()
+
+    emit(document, as_json, show)
+    if replayed.unreplayable:
+        raise typer.Exit(Exit.CANNOT_TELL)
+    if judged is not None and judged.holds:
+        raise typer.Exit(Exit.HOLD)
+
+
+def _replayed(replayed: Replayed) -> dict[str, Any]:
+    return {
+        "verdicts": replayed.verdicts,
+        "moves": replayed.moves,
+        "freezes": replayed.freezes,
+        "unreplayable": [{"index": void.index, "message": void.message} for void in replayed.unreplayable],
+    }
+
+
+class _Judged:
+    """One update, judged anew by the gate's own rules from the file alone."""
+
+    def __init__(self, receipts: Receipts, update: str, step: int) -> None:
+        from clients.cli.findings import frame_of
+        from gate.judge import STEPS, RulesJudge
+        from gate.report import receipt_document
+
+        self._judgement = RulesJudge().evaluate(receipts, update, step, receipts.size)
+        self._frame = frame_of(receipt_document(receipts, update, receipts.size), STEPS[step])
+
+    @classmethod
+    def at_end(cls, receipts: Receipts, update: str, step: int) -> _Judged:
+        """Raises NotFoundError NO_SUCH_UPDATE, CannotTellError RULES_UNKNOWN."""
+        from ledger.errors import NotFoundError
+
+        if update not in receipts.updates:
+            known = ", ".join(list(receipts.updates)[:10]) or "none"
+            raise NotFoundError(
+                "NO_SUCH_UPDATE", f"expected an update of this log (such as {known}), got {update!r}"
+            )
+        return cls(receipts, update, step)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the verdict is HOLD."""
+        from ledger.v1 import gate_pb2
+
+        return self._judgement.verdict == gate_pb2.VERDICT_HOLD
+
+    def document(self) -> dict[str, Any]:
+        """As JSON types."""
+        from clients.cli.findings import finding_documents
+        from gate.report import verdict_name
+
+        return self._frame | {
+            "verdict": verdict_name(self._judgement.verdict),
+            "findings": finding_documents(self._judgement.findings),
+            "evidence_digest": self._judgement.evidence_digest.hex(),
+            "findings_digest": self._judgement.findings_digest.hex(),
+        }
+
+    def show(self) -> None:
+        """As a table."""
+        from clients.cli.findings import show_findings, show_frame
+        from clients.cli.show import lines
+
+        lines("", f"update {self._frame['update']}")
+        show_frame(self._frame)
+        show_findings(self._judgement.verdict, self._judgement.findings)
+        lines(f"evidence digest {self._judgement.evidence_digest.hex()}")

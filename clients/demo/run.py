@@ -1,0 +1,348 @@
+"""`assay demo`: a ledger, a gate, four candidates and an auditor, on this machine, for real.
+
+Rules:
+1. Real processes over mTLS, each principal with its own key; nothing here reaches into a server.
+2. It succeeds only if everything it shows was so: expected verdicts of the shipped file, the learner's verdict
+   refused, pointers apart, the export verified and replayed, the flipped bit found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+from clients.demo.document import Candidate, DemoDocument, parse_document
+from clients.demo.scenario import Scenario, wrap
+from clients.export import export_log
+from clients.gate import GateClient
+from clients.home import Home, create_home
+from clients.identity import load_identity
+from clients.ids import RANDOM_BYTES, uuid7
+from clients.ledger import LedgerClient
+from clients.receipts import ReceiptsClient
+from clients.servers import ServerProcess, gate_command, ledger_command
+from gate.reasons import CHECKS
+from gate.replay import replay_export
+from gate.report import sentence, state_name, verdict_name
+from ledger.errors import RefusedError, VerificationError
+from ledger.trust import parse_trust_document
+from ledger.v1 import event_pb2, gate_pb2, options_pb2, receipt_pb2
+from ledger.verify import verify_export
+
+__all__ = ["DemoResult", "Progress", "as_json", "run_demo", "shipped_candidates"]
+
+_BATCH: Final = 64
+_PRINCIPALS: Final = (
+    "operator-1",
+    "runner-1",
+    "judge-1",
+    "trainer-1",
+    "canary-1",
+    "approver-1",
+    "approver-2",
+    "auditor-1",
+)
+
+Progress = Callable[[str, int, int], None]  # what, how many so far, how many in all
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """What happened, as JSON types; `failures` is empty if everything was so."""
+
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    learner: dict[str, Any] = field(default_factory=dict)
+    pointers: dict[str, Any] = field(default_factory=dict)
+    audit: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+# What the shipped file must give; a file that a user edits is shown, not judged.
+_SHIPPED: Final = {
+    "A": ("PROMOTE_TO_BOUNDED_CANARY", ()),
+    "B": ("HOLD", (2, 3)),
+    "C": ("HOLD", (5,)),
+    "D": ("HOLD", (6, 7)),
+}
+
+
+def shipped_candidates() -> bytes:
+    """The candidates file that ships: A to D."""
+    return files("clients.demo").joinpath("candidates.json").read_bytes()
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _new_id() -> bytes:
+    return uuid7(_now(), os.urandom(RANDOM_BYTES))
+
+
+def run_demo(candidates: bytes | None, keep: Path | None, progress: Progress) -> DemoResult:
+    """Runs the demonstration. `candidates`: another file than the shipped one; `keep`: a folder that is left.
+
+    Raises AssayError where the demonstration itself cannot run.
+    """
+    document = parse_document(candidates if candidates is not None else shipped_candidates())
+    folder = Path(tempfile.mkdtemp(prefix="assay-demo-"))
+    started = time.monotonic()
+    try:
+        result = asyncio.run(_Demo(document, folder, progress).run(judge_shipped=candidates is None))
+        if keep is not None:
+            shutil.copytree(folder, keep, dirs_exist_ok=False)
+    finally:
+        shutil.rmtree(folder)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+class _Demo:
+    """One run in one folder."""
+
+    def __init__(self, document: DemoDocument, folder: Path, progress: Progress) -> None:
+        self.document = document
+        self.home = folder / "home"
+        self.export = folder / "log.export"
+        self.progress = progress
+        self.scenario = Scenario(document, _new_id, _now)
+        self.result = DemoResult()
+        self.clients: dict[str, LedgerClient] = {}
+        self.gates: dict[str, GateClient] = {}
+
+    async def run(self, *, judge_shipped: bool) -> DemoResult:
+        made = create_home(
+            self.home,
+            origin_name="demo.assay",
+            ledger="127.0.0.1:0",
+            gate="127.0.0.1:0",
+            trust_domain="demo.assay",
+            random=os.urandom,
+            now=_now(),
+        )
+        self.progress("starting ledger and gate", 0, 2)
+        async with AsyncExitStack() as stack:
+            await self._start(stack, made.home)
+            await self._append("operator-1", self.scenario.publications())
+            for candidate in self.document.candidates:
+                await self._candidate(candidate)
+            await self._learner_tries()
+            await self._pointers()
+            size = await export_log(
+                self.clients["auditor-1"], self.export, lambda at, of: self.progress("exporting", at, of)
+            )
+            self.progress("exporting", size, size)
+        # From here on the servers are gone: the auditor has a file, a trust document and no network.
+        self._audit()
+        if judge_shipped:
+            self._judge_shipped()
+        return self.result
+
+    async def _start(self, stack: AsyncExitStack, home: Home) -> None:
+        log = self.home / "servers.log"
+        ledger = await stack.enter_async_context(ServerProcess(ledger_command(self.home, home), log))
+        self.progress("starting ledger and gate", 1, 2)
+        command = gate_command(self.home, "gate-1", ledger.address)
+        gate = await stack.enter_async_context(ServerProcess(command, log))
+        self.progress("starting ledger and gate", 2, 2)
+        for name in _PRINCIPALS:
+            identity = load_identity(self.home, name, target=ledger.address)
+            self.clients[name] = await stack.enter_async_context(LedgerClient(identity))
+            self.gates[name] = await stack.enter_async_context(GateClient(identity, gate.address))
+
+    async def _append(self, author: str, events: Iterable[event_pb2.Event]) -> int:
+        """Streams events in batches; the number that was acknowledged."""
+        acknowledged = 0
+
+        async def batches() -> AsyncIterator[list[bytes]]:
+            batch: list[bytes] = []
+            for event in events:
+                batch.append(event.SerializeToString())
+                if len(batch) == _BATCH:
+                    yield batch
+                    batch = []
+            if batch:
+                yield batch
+
+        async for placed in self.clients[author].append_stream(batches()):
+            acknowledged += placed.count
+        return acknowledged
+
+    # --- one candidate -------------------------------------------------------------------------------------
+
+    async def _candidate(self, candidate: Candidate) -> None:
+        s, update, name = self.scenario, self.scenario.update_id(candidate), candidate.name
+        steps = 7
+        self.progress(f"candidate {name}: freezing", 0, steps)
+        await self._append("trainer-1", s.proposal(candidate))
+        await self.gates["trainer-1"].freeze(update)
+        await self._append("trainer-1", s.training_started(candidate))
+        self.progress(f"candidate {name}: rollouts", 1, steps)
+        await self._append("runner-1", (event for rollout in s.rollouts(candidate) for event in rollout))
+        self.progress(f"candidate {name}: rewards", 2, steps)
+        await self._append("judge-1", s.rewards(candidate))
+        await self._append("trainer-1", s.training_ended(candidate))
+        self.progress(f"candidate {name}: evaluating on the holdout", 3, steps)
+        await self._append("judge-1", s.evaluations(candidate))
+        self.progress(f"candidate {name}: rehearsing", 4, steps)
+        await self._append("canary-1", s.canary(candidate))
+        self.progress(f"candidate {name}: approving", 5, steps)
+        step = options_pb2.STEP_CANARY
+        if candidate.approval.by is not None:
+            shown = await self.gates[candidate.approval.by].evaluate(update, step)
+            await self._append(candidate.approval.by, s.approval(candidate, step, shown.verdict))
+        self.progress(f"candidate {name}: judging", 6, steps)
+        judged = await self.gates["operator-1"].evaluate(update, step, record=True)
+        self.progress(f"candidate {name}: judged", steps, steps)
+        self.result.candidates.append(_shown(candidate, judged.verdict, judged.index))
+
+    # --- the learner, the pointers -------------------------------------------------------------------------
+
+    async def _learner_tries(self) -> None:
+        """The trainer writes itself a verdict, with its own valid key."""
+        candidate = self.document.candidates[0]
+        forged = gate_pb2.VerdictIssued(
+            update=self.scenario.update_id(candidate),
+            step=options_pb2.STEP_DEFAULT,
+            verdict=gate_pb2.VERDICT_PROMOTE_TO_DEFAULT,
+            resource=self.document.resource,
+            scope=self.scenario.scope,
+            log_size=1,
+            log_root=bytes(32),
+            evidence_digest=bytes(32),
+            policy_digest=bytes(32),
+            rules=1,
+            findings=[gate_pb2.Finding(check=CHECKS[0], state=gate_pb2.STATE_PASS, cited_root=bytes(32))],
+            findings_digest=bytes(32),
+            not_after=_now() + 3_600_000_000,
+        )
+        event = wrap(forged, _new_id(), _now())
+        try:
+            placed = await self.clients["trainer-1"].append([event.SerializeToString()])
+        except RefusedError as error:
+            self.result.learner = {"refused": True, "reason": error.reason, "message": error.message}
+        else:
+            self.result.learner = {"refused": False, "index": placed.first_index}
+        if self.result.learner.get("reason") != "ROLE_MAY_NOT_WRITE":
+            self.result.failures.append("expected the learner's verdict refused with ROLE_MAY_NOT_WRITE")
+
+    async def _pointers(self) -> None:
+        receipts = ReceiptsClient(self.clients["auditor-1"])
+        default = await receipts.resolve_default(self.document.resource, self.scenario.scope)
+        latest = await receipts.latest_candidate(self.document.resource, self.scenario.scope)
+        promoted = default.origin == receipt_pb2.DEFAULT_ORIGIN_PROMOTED
+        self.result.pointers = {
+            "resource": self.document.resource,
+            "scope": f"{self.scenario.scope.workflow}/{self.scenario.scope.segment}",
+            "approved_default": default.manifest_digest.hex(),
+            "approved_default_origin": "PROMOTED" if promoted else "BASELINE (ungated)",
+            "approved_default_index": default.index,
+            "latest_candidate": latest.manifest_digest.hex(),
+            "latest_candidate_update": latest.update,
+            "latest_candidate_index": latest.index,
+        }
+        if default.manifest_digest != self.scenario.baseline:
+            self.result.failures.append("expected the baseline to stay the approved default")
+
+    # --- offline -------------------------------------------------------------------------------------------
+
+    def _audit(self) -> None:
+        trust = parse_trust_document((self.home / "trust.txt").read_bytes())
+        data = self.export.read_bytes()
+        total = 2 * len(data)
+        done = 0
+
+        def told(count: int) -> None:
+            nonlocal done
+            done += count
+            self.progress("verifying and replaying offline", min(done, total), total)
+
+        verified, replay = replay_export(lambda: BytesIO(data), trust, progress=told)
+        self.progress("verifying and replaying offline", total, total)
+        replayed = replay.result()
+        self.result.audit = {
+            "origin": verified.origin,
+            "size": verified.size,
+            "root": verified.root.hex(),
+            "bytes": len(data),
+            "batches": verified.batches,
+            "authors": dict(verified.authors),
+            "verdicts_replayed": replayed.verdicts,
+            "moves_replayed": replayed.moves,
+            "freezes_replayed": replayed.freezes,
+            "unreplayable": len(replayed.unreplayable),
+        }
+        if replayed.verdicts != len(self.document.candidates) or replayed.unreplayable:
+            self.result.failures.append("expected every verdict replayed")
+        self._flip(data, len(data) // 2)
+
+    def _flip(self, data: bytes, position: int) -> None:
+        """One bit in the middle of the file."""
+        trust = parse_trust_document((self.home / "trust.txt").read_bytes())
+        changed = bytearray(data)
+        changed[position] ^= 1
+        try:
+            verify_export(BytesIO(bytes(changed)), trust)
+        except VerificationError as error:
+            self.result.audit["flipped_bit"] = {
+                "byte": position,
+                "found": True,
+                "step": error.step,
+                "index": error.index,
+                "says": str(error),
+            }
+        else:
+            self.result.audit["flipped_bit"] = {"byte": position, "found": False}
+            self.result.failures.append("expected the flipped bit to be found")
+
+    def _judge_shipped(self) -> None:
+        for shown in self.result.candidates:
+            verdict, held = _SHIPPED[shown["candidate"]]
+            failing = tuple(n for n, check in enumerate(CHECKS, start=1) if shown["states"][check] != "PASS")
+            if (shown["verdict"], failing) != (verdict, held):
+                self.result.failures.append(
+                    f"{shown['candidate']}: expected {verdict} {list(held)}, got {shown['verdict']} {list(failing)}"
+                )
+
+
+def _shown(candidate: Candidate, verdict: gate_pb2.VerdictIssued, index: int) -> dict[str, Any]:
+    return {
+        "candidate": candidate.name,
+        "story": candidate.story,
+        "update": verdict.update,
+        "verdict": verdict_name(verdict.verdict),
+        "verdict_index": index,
+        "log_size": verdict.log_size,
+        "evidence_digest": verdict.evidence_digest.hex(),
+        "states": {finding.check: state_name(finding.state) for finding in verdict.findings},
+        "reasons": {finding.check: list(finding.reasons) for finding in verdict.findings if finding.reasons},
+        "counts": {f.check: {count.name: count.value for count in f.counts} for f in verdict.findings},
+        "sentences": {finding.check: sentence(finding) for finding in verdict.findings},
+    }
+
+
+def as_json(result: DemoResult) -> str:
+    """The result as JSON text."""
+    return json.dumps(
+        {
+            "candidates": result.candidates,
+            "learner": result.learner,
+            "pointers": result.pointers,
+            "audit": result.audit,
+            "failures": result.failures,
+            "seconds": round(result.seconds, 2),
+        },
+        indent=2,
+    )

@@ -1,0 +1,89 @@
+"""Ledger and gate of a home as processes of their own: what `assay serve` and the demonstration start.
+
+Rules:
+1. A server is the command that ships, `python -m ledger.server` or `python -m gate`; nothing is imported.
+2. It is ready when it says so on stdout, never because time passed.
+3. A process that was started here is stopped here, whatever happens in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from clients.home import Home
+from ledger.errors import FatalError
+
+__all__ = ["ServerProcess", "gate_command", "ledger_command", "ledger_config"]
+
+_STOPPING: Final = 10.0  # seconds for a graceful stop
+
+
+def ledger_config(home: Home) -> dict[str, Any]:
+    """The server's configuration (ledger.server.config), paths relative to the home folder."""
+    return {
+        "listen": home.ledger,
+        "data": "ledger/data",
+        "trust": "trust.txt",
+        "trust_domain": home.trust_domain,
+        "note_keys": ["ledger/note.key"],
+        "certificate": "ledger/server.crt",
+        "private_key": "ledger/server.key",
+        "client_ca": "ca.crt",
+        "genesis": "genesis.bin",
+    }
+
+
+def ledger_command(path: Path, home: Home) -> list[str]:
+    """Writes `ledger.json` into the home folder and gives the command that serves it."""
+    config = path / "ledger.json"
+    config.write_text(json.dumps(ledger_config(home), indent=2) + "\n", encoding="utf-8")
+    return [sys.executable, "-m", "ledger.server", "--config", str(config)]
+
+
+def gate_command(path: Path, principal: str, ledger: str | None = None) -> list[str]:
+    """The command that serves the gate; `ledger` where the ledger listens elsewhere than the home says."""
+    command = [sys.executable, "-m", "gate", "--home", str(path), "--as", principal]
+    return command if ledger is None else [*command, "--ledger", ledger]
+
+
+class ServerProcess:
+    """A server of its own, from its ready line to its end. An async context manager."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        """`log` takes what the server says on stderr."""
+        self._command = command
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self.address = ""  # host:port, known once it is ready
+
+    async def __aenter__(self) -> ServerProcess:
+        with self._log.open("ab") as stderr:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=asyncio.subprocess.PIPE, stderr=stderr
+            )
+        line = await self._process.stdout.readline() if self._process.stdout is not None else b""
+        if not line:
+            code = await self._process.wait()
+            said = self._log.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+            raise FatalError("SERVER_ENDED", f"expected a server that is ready, got exit code {code}: {said}")
+        self.address = json.loads(line)["address"]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), _STOPPING)
+        except TimeoutError:
+            process.kill()
+            await process.wait()

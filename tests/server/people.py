@@ -1,0 +1,55 @@
+"""What the server's tests share: serialized events, batches signed by hand, refusals by reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from clients.acknowledgement import SignedBatch, sign
+from clients.identity import Identity
+from ledger.errors import AssayError
+from ledger.v1 import event_pb2
+from tests.events import minimal_event
+from tests.lab import Lab
+
+__all__ = ["STREAM", "batch", "body", "enqueued", "reason_of", "until"]
+
+STREAM = bytes(range(16))
+
+
+def enqueued(lab: Lab, rollout: str = "ro-1", **fields: Any) -> bytes:
+    """A RolloutEnqueued, serialized."""
+    return lab.event(minimal_event("rollout_enqueued", rollout=rollout, **fields))
+
+
+def body(lab: Lab, name: str, **fields: Any) -> bytes:
+    """A minimal event of the type, serialized."""
+    return lab.event(minimal_event(name, **fields))
+
+
+def batch(
+    identity: Identity, events: Sequence[bytes], sequence: int = 0, stream: bytes = STREAM
+) -> SignedBatch:
+    """A batch signed by hand."""
+    return sign(identity.key, identity.trust.origin, stream, sequence, events, None)
+
+
+async def reason_of(call: Awaitable[object], kind: type[AssayError] = AssayError) -> str:
+    """The reason with which `call` is refused."""
+    with pytest.raises(kind) as caught:
+        await call
+    return caught.value.reason
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Gives way until `holds`; the test's own timeout ends a wait that is in vain."""
+    while not holds():
+        await asyncio.sleep(0)
+
+
+def parsed(data: bytes) -> event_pb2.Event:
+    """The event in its bytes."""
+    return event_pb2.Event.FromString(data)
