@@ -40,6 +40,8 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 4_718_592),
     ("grpc.max_send_message_length", 4_718_592),
     ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 _DEADLINE: Final = 30.0  # seconds
 _ATTEMPTS: Final = 8

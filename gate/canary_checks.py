@@ -51,7 +51,8 @@ def _environment(notes: Notes, window: Window, pins: gate_pb2.UpdateFrozen) -> N
     body, pinned = window.started.body, pinned_environment(pins)
     there = {part.target: part.digest for part in body.environment}
     same = len(there) == len(body.environment) and bool(
-        body.environment_digest == environment_digest(body.environment, body.tool_contract_digest, body.bounds)
+        body.environment_digest
+        == environment_digest(body.environment, body.tool_contract_digest, body.bounds)
     )
     for target in TARGETS:
         if target == options_pb2.ENVIRONMENT_TARGET_DESTINATION and not window.live:

@@ -464,7 +464,8 @@ def _judged_before(given: Input) -> int:
     if evaluation is None or pins is None:
         return 0
     until = min(fact.index for fact in evaluation.parts.values())
-    return len(given.receipts.judged_on(pins.holdout_digest, until) - {given.evidence.update})
+    judged = given.receipts.judged_on(pins.holdout_digest, until, given.evidence.size)
+    return len(judged - {given.evidence.update})
 
 
 def protected_cases(given: Input) -> Notes:

@@ -309,7 +309,9 @@ class _Gathering:
     def _pauses(self) -> None:
         """A pause ends with the first TrainingResumed that names a later, unused ResumeRequested."""
         requests = {fact.index for fact in self._seen(self.record.of("resume_requested"))}
-        resumes = [r for r in self._seen(self.record.of("training_resumed")) if r.body.request_index in requests]
+        resumes = [
+            r for r in self._seen(self.record.of("training_resumed")) if r.body.request_index in requests
+        ]
         running_since = -1
         for pause in self._seen(self.record.of("training_paused")):
             if pause.index < running_since:

@@ -26,6 +26,7 @@ from ledger.errors import CannotTellError, FormatError
 __all__ = ["Policy", "parse_policy", "policy_digest"]
 
 _MAX_BYTES: Final = 32_768
+_MAX_MAGNITUDE: Final = 30  # of a margin, as a power of ten
 
 _Name = Annotated[str, Field(pattern=r"^[!-*,-~]{1,128}$")]
 _Names = Annotated[tuple[_Name, ...], Field(min_length=1)]
@@ -77,6 +78,9 @@ class BeatsParent(_Strict):
     def _margin_is_a_bound(self) -> BeatsParent:
         if not self.margin.is_finite() or self.margin < 0:
             raise ValueError("margin: expected a finite number of at least 0")
+        # As an exact rational 1e999999999 would not fit a machine.
+        if self.margin and not -_MAX_MAGNITUDE <= self.margin.adjusted() <= _MAX_MAGNITUDE:
+            raise ValueError(f"margin: expected a power of ten of at most {_MAX_MAGNITUDE} in size")
         return self
 
 
@@ -153,7 +157,7 @@ def parse_policy(document: bytes) -> Policy:
             parse_constant=_no_constant,
             object_pairs_hook=_no_repeats,
         )
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, an integer too long to be one
         raise FormatError("BAD_POLICY", f"expected JSON text, got: {error}") from error
     if not isinstance(raw, dict):
         raise FormatError("BAD_POLICY", f"expected a JSON object, got {type(raw).__name__}")

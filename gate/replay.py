@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from gate.evidence import gather
 from gate.freeze import derive_freeze
 from gate.judge import RulesJudge
-from ledger.errors import AssayError, VerificationError
+from ledger.errors import AssayError, CannotTellError, VerificationError
 from ledger.export import BinaryReader
 from ledger.merkle import Frontier
-from ledger.receipt import Receipts, Void
+from ledger.receipt import UNREPLAYABLE, Receipts, Void
 from ledger.trust import Grant, TrustDocument
 from ledger.v1 import event_pb2, gate_pb2, options_pb2
 from ledger.verify import Verified, verify_export
@@ -60,12 +60,14 @@ class Replay:
         if event.key_granted.role == options_pb2.ROLE_OPERATOR:
             self._operators.add(event.key_granted.vkey.partition("+")[0])
 
-    def _fault(self, index: int, reason: str, message: str) -> None:
-        self.faults.append(Void("R3", index, reason, message))
+    def _fault(self, index: int, reason: str, message: str, *, unknown: bool = False) -> None:
+        self.faults.append(Void("R3", index, UNREPLAYABLE if unknown else reason, message))
 
     def _frozen(self, index: int, event: event_pb2.Event) -> None:
         self._counts["update_frozen"] += 1
         frozen: gate_pb2.UpdateFrozen = event.update_frozen
+        pointer = (frozen.resource, frozen.scope.workflow, frozen.scope.segment)
+        unknown = pointer in self.receipts.unknown_pointers
         try:
             expected = derive_freeze(
                 self.receipts,
@@ -76,7 +78,9 @@ class Replay:
                 size=index,
             )
         except AssayError as error:
-            self._fault(index, "FREEZE_UNAUTHORISED", f"expected a freeze that the log supports, got {error}")
+            unknown = unknown or isinstance(error, CannotTellError)
+            message = f"expected a freeze that the log supports, got {error}"
+            self._fault(index, "FREEZE_UNAUTHORISED", message, unknown=unknown)
             return
         if expected != frozen:
             wrong = [
@@ -84,9 +88,8 @@ class Replay:
                 for f in frozen.DESCRIPTOR.fields
                 if getattr(expected, f.name) != getattr(frozen, f.name)
             ]
-            self._fault(
-                index, "FREEZE_DIFFERS", f"expected the pins in force, got others: {', '.join(wrong)}"
-            )
+            message = f"expected the pins in force, got others: {', '.join(wrong)}"
+            self._fault(index, "FREEZE_DIFFERS", message, unknown=unknown)
 
     def _paused(self, index: int, event: event_pb2.Event) -> None:
         evidence = gather(self.receipts, event.training_paused.update, options_pb2.STEP_CANARY, index)
@@ -99,7 +102,8 @@ class Replay:
         body = event.training_resumed
         evidence = gather(self.receipts, body.update, options_pb2.STEP_CANARY, index)
         pause, resume = evidence.pauses[-1] if evidence.pauses else (None, None)
-        requests = {fact.index for fact in self.receipts.update(body.update).of("resume_requested")}
+        record = self.receipts.updates.get(body.update)
+        requests = {fact.index for fact in record.of("resume_requested")} if record is not None else set()
         if (
             pause is None
             or resume is not None
@@ -119,7 +123,7 @@ class Replay:
     def result(self) -> Replayed:
         """Raises VerificationError for the first fault; otherwise says what was replayed."""
         voids = sorted([*self.faults, *self.receipts.voids], key=lambda void: void.index)
-        unreplayable = tuple(void for void in voids if void.message.startswith("UNREPLAYABLE"))
+        unreplayable = tuple(void for void in voids if void.reason == UNREPLAYABLE)
         for void in voids:
             if void not in unreplayable:
                 raise VerificationError(void.step, void.reason, void.message, index=void.index)

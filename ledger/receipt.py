@@ -31,6 +31,7 @@ __all__ = [
     "Move",
     "PointerKey",
     "Receipts",
+    "UNREPLAYABLE",
     "Rollout",
     "Update",
     "VerdictRecord",
@@ -39,6 +40,7 @@ __all__ = [
 
 PointerKey: TypeAlias = tuple[str, str, str]  # resource, workflow, segment
 
+UNREPLAYABLE: Final = "UNREPLAYABLE"  # a void's reason: neither true nor false to this release
 PROMOTES: Final = (gate_pb2.VERDICT_PROMOTE_TO_BOUNDED_CANARY, gate_pb2.VERDICT_PROMOTE_TO_DEFAULT)
 
 
@@ -60,7 +62,9 @@ class VerdictRecord:
 
     fact: Fact
     void: str | None = None
+    unreplayable: bool = False  # void here, because a newer release made it
     approvals: tuple[Fact, ...] = ()  # those that it used
+    freeze: int | None = None  # index of the governing freeze
     fell: tuple[int, str] | None = None  # index and reason
 
 
@@ -93,7 +97,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """A verdict or move that does not hold: step R1 or R2 of replay, where, expected and got."""
+    """A verdict or move that does not hold: step R1 or R2 of replay, where, expected and got.
+
+    `reason` is UNREPLAYABLE where newer rules would be needed to tell.
+    """
 
     step: str
     index: int
@@ -138,12 +145,11 @@ class Receipts:
         self.registry = Registry(self.suspects)
         self.updates: dict[str, Update] = {}
         self.voids: list[Void] = []
+        self.unknown_pointers: set[PointerKey] = set()  # moved by a verdict that cannot be judged here
         self.orphans = 0  # runner events and rewards whose rollout nobody enqueued before
         self.latest_candidate: dict[PointerKey, Fact] = {}
         self.touched: dict[str, int] = {}  # key -> index of its last touch
-        self._judged: dict[
-            bytes, dict[str, int]
-        ] = {}  # holdout -> update -> first evaluation of its candidate
+        self._judged: dict[bytes, list[Fact]] = {}  # holdout -> evaluations of candidates on it
         self._pointers: dict[PointerKey, list[tuple[int, tuple[Move, ...]]]] = {}
         self._rollouts: dict[str, Rollout | None] = {}
         self._requests: dict[int, Fact] = {}  # rollback requests that were not used
@@ -168,7 +174,7 @@ class Receipts:
                 self.touched[key] = index
             self.size = index + 1
             if touched and self._standing:
-                self._let_fall(index, name, touched)
+                self._let_fall(index, touched)
         self.size = index + 1
 
     def update(self, update: str) -> Update:
@@ -236,7 +242,7 @@ class Receipts:
     def _evaluated(self, fact: Fact, alone: bool) -> None:
         self._keep(fact, alone)
         if fact.body.subject == judge_pb2.SUBJECT_CANDIDATE:
-            self._judged.setdefault(fact.body.snapshot_digest, {}).setdefault(fact.body.update, fact.index)
+            self._judged.setdefault(fact.body.snapshot_digest, []).append(fact)
 
     def _candidate(self, fact: Fact, alone: bool) -> None:
         self._keep(fact, alone)
@@ -285,12 +291,24 @@ class Receipts:
 
     def _verdict(self, fact: Fact, alone: bool) -> None:
         record = VerdictRecord(fact)
-        record.void = self._verdict_void(record, alone)
+        try:
+            record.void = self._verdict_void(record, alone)
+        except CannotTellError as error:
+            record.void, record.unreplayable = str(error), True
         self.update(fact.body.update).verdicts.append(record)
         if record.void is not None:
-            self.voids.append(Void("R2", fact.index, "VERDICT_VOID", record.void))
+            self._void(fact, "R2", "VERDICT_VOID", record.void, unknown=record.unreplayable)
         elif fact.body.verdict in PROMOTES:
+            record.freeze = self._governing_freeze(fact.body.update)
             self._standing.append(record)
+
+    def _void(self, fact: Fact, step: str, reason: str, message: str, *, unknown: bool) -> None:
+        """Keeps what does not hold. After a move that cannot be judged here, its pointer is unknown too."""
+        key = (fact.body.resource, fact.body.scope.workflow, fact.body.scope.segment)
+        if unknown and step == "R1":
+            self.unknown_pointers.add(key)
+        unknown = unknown or key in self.unknown_pointers
+        self.voids.append(Void(step, fact.index, UNREPLAYABLE if unknown else reason, message))
 
     def _verdict_void(self, record: VerdictRecord, alone: bool) -> str | None:
         body, index = record.fact.body, record.fact.index
@@ -308,8 +326,8 @@ class Receipts:
             return "expected not_after on a PROMOTE and on nothing else"
         try:
             judgement = self.judge.evaluate(self, body.update, body.step, body.log_size)
-        except CannotTellError as error:
-            return f"UNREPLAYABLE: {error}"
+        except CannotTellError:
+            raise
         except AssayError as error:
             return f"expected evidence that can be judged, got {error}"
         record.approvals = judgement.approvals
@@ -327,6 +345,8 @@ class Receipts:
             return "expected a PROMOTE, got HOLD"
         if record.fell is not None:
             return f"ceased to stand at index {record.fell[0]}: {record.fell[1]}"
+        if self.suspects.hold(record.fact, self.size):
+            return "expected a verdict by a key in good standing, got one whose key is suspect from before it"
         withdrawn = {
             (w.grant.name, w.body.approval)
             for w in self.update(record.fact.body.update).of("approval_withdrawn")
@@ -338,15 +358,19 @@ class Receipts:
                 return None
         return "expected an approval that it used in force, got all withdrawn or expired"
 
-    def _let_fall(self, index: int, name: str, touched: tuple[str, ...]) -> None:
+    def _governing_freeze(self, update: str) -> int | None:
+        freezes = reversed(self.update(update).of("update_frozen"))
+        return next((fact.index for fact in freezes if not self.suspects.hold(fact, self.size)), None)
+
+    def _let_fall(self, index: int, touched: tuple[str, ...]) -> None:
         for record in list(self._standing):
             body = record.fact.body
             if record.fact.index == index or not set(touched) & set(
                 keys.judgment_keys(body.update, body.resource, body.scope)
             ):
                 continue
-            if name == "update_frozen" and keys.update_key(body.update) in touched:
-                record.fell = (index, "frozen again")
+            if self._governing_freeze(body.update) != record.freeze:
+                record.fell = (index, "the governing freeze is another")
             elif stale := self.judge.stale(self, body.update, body.step, self.size):
                 record.fell = (index, ", ".join(sorted(stale)))
             if record.fell is not None:
@@ -370,9 +394,10 @@ class Receipts:
         stack = self.stack(resource, scope, size)
         return stack[-1] if stack else None
 
-    def on_stack(self, update: str, resource: str, scope: options_pb2.Scope, size: int) -> bool:
-        """Whether a promotion of this update is part of the pointer's present value."""
-        return any(m.update == update for m in self.stack(resource, scope, size))
+    def holds_default(self, update: str, resource: str, scope: options_pb2.Scope, size: int) -> bool:
+        """Whether the approved default is this update's own promotion."""
+        default = self.default(resource, scope, size)
+        return default is not None and default.update == update
 
     def request(self, index: int) -> Fact | None:
         """The unused rollback request at an index."""
@@ -391,8 +416,8 @@ class Receipts:
         """Index of the pointer's last valid move. Only for pointers that have moved."""
         return self._pointers[(resource, scope.workflow, scope.segment)][-1][0]
 
-    def _void_move(self, fact: Fact, message: str) -> None:
-        self.voids.append(Void("R1", fact.index, "MOVE_VOID", message))
+    def _void_move(self, fact: Fact, message: str, *, unknown: bool = False) -> None:
+        self._void(fact, "R1", "MOVE_VOID", message, unknown=unknown)
 
     def _baseline(self, fact: Fact, alone: bool) -> None:
         body = fact.body
@@ -408,7 +433,8 @@ class Receipts:
     def _promoted(self, fact: Fact, alone: bool) -> None:
         body = fact.body
         if (void := self.promotion_fault(fact, alone)) is not None:
-            self._void_move(fact, void)
+            record = self._verdict_at(body.update, body.verdict_index)
+            self._void_move(fact, void, unknown=record is not None and record.unreplayable)
             return
         key = (body.resource, body.scope.workflow, body.scope.segment)
         move = Move(fact.index, body.to_digest, body.update, body.from_digest, body.verdict_index)
@@ -432,6 +458,8 @@ class Receipts:
         current = self.default(body.resource, body.scope)
         if current is None or current.digest != body.from_digest:
             return f"expected to move from the current default, got {body.from_digest.hex()}"
+        if body.to_digest == body.from_digest:
+            return "expected a move to another digest, got the current default again"
         if body.not_after > verdict.not_after:
             return "expected not_after of at most the verdict's, got later"
         watched = keys.judgment_keys(body.update, body.resource, body.scope)
@@ -486,9 +514,10 @@ class Receipts:
         position = bisect_right(self._clock, size - 1, key=lambda step: step[0])
         return self._clock[position - 1][1] if position else 0
 
-    def judged_on(self, holdout: bytes, until: int) -> set[str]:
-        """Updates whose candidates were evaluated on a holdout at indexes below `until`."""
-        return {update for update, index in self._judged.get(holdout, {}).items() if index < until}
+    def judged_on(self, holdout: bytes, until: int, size: int) -> set[str]:
+        """Updates whose candidates were evaluated on a holdout at indexes below `until`, as of `size`."""
+        judged = self._judged.get(holdout, [])
+        return {f.body.update for f in judged if f.index < until and not self.suspects.hold(f, size)}
 
     def proposal(self, update: str) -> Fact | None:
         """The proposal that counts: the first one whose key is not suspect."""

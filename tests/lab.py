@@ -150,12 +150,14 @@ class Lab:
             root_certificates=(self.path / "ca.crt").read_bytes(),
             require_client_auth=True,
         )
+        settings.update(self._settings)
+        listen = settings.pop("listen", "127.0.0.1:0")
         store = self.store()
         try:
             return build_server(
-                Settings(**{**settings, **self._settings}),
+                Settings(**settings),
                 store,
-                "127.0.0.1:0",
+                listen,
                 credentials,
                 folds=self._folds(),
             )

@@ -24,7 +24,7 @@ from tests.forge import Forge, event_id, make_key
 __all__ = ["run"]
 
 #: Events a batch -> events in the log.
-_LOGS: Final = {256: 51_200, 16: 16_000, 1: 4_000}
+_LOGS: Final = {256: 51_200, 16: 32_000, 1: 12_000}
 _SPAN_BYTES: Final = 320
 
 

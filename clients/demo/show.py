@@ -1,0 +1,76 @@
+"""The demonstration's result for people: one table, then what else was shown."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clients.demo.run import DemoResult
+from gate.reasons import CHECKS
+
+__all__ = ["show_result"]
+
+_COLOURS = {"PASS": "green", "FAIL": "red", "MISSING": "yellow", "ERROR": "magenta", "STALE": "blue"}
+
+
+def _verdict(text: str) -> Text:
+    return Text(text, style="bold red" if text == "HOLD" else "bold green")
+
+
+def show_result(console: Console, result: DemoResult) -> None:
+    """Prints candidates × checks with verdicts and reasons, the refusal, the pointers, the audit."""
+    table = Table(title="candidate × check, step canary", title_justify="left")
+    table.add_column("check")
+    for shown in result.candidates:
+        table.add_column(shown["candidate"], justify="center")
+    for number, check in enumerate(CHECKS, start=1):
+        states = [shown["states"][check] for shown in result.candidates]
+        table.add_row(f"{number} {check}", *(Text(state, style=_COLOURS[state]) for state in states))
+    table.add_section()
+    table.add_row(
+        "verdict", *(_verdict(shown["verdict"].replace("_TO_", "\nTO_")) for shown in result.candidates)
+    )
+    console.print(table)
+    for shown in result.candidates:
+        console.print(
+            Text(f"\n{shown['candidate']}  ", style="bold").append(shown["verdict"]), shown["story"]
+        )
+        for number, check in enumerate(CHECKS, start=1):
+            if shown["states"][check] != "PASS":
+                codes = ", ".join(shown["reasons"][check])
+                console.print(f"   {number} {check}: {codes}", highlight=False)
+                console.print(f"     {shown['sentences'][check]}", highlight=False, style="dim")
+    _show_rest(console, result)
+
+
+def _show_rest(console: Console, result: DemoResult) -> None:
+    learner, pointers, audit = result.learner, result.pointers, result.audit
+    console.print("\nThe learner wrote itself a verdict, with its own valid key:", style="bold")
+    said = f"refused, {learner['reason']}: {learner['message']}" if learner["refused"] else "ACCEPTED"
+    console.print(f"   {said}", highlight=False)
+    console.print(f"\nTwo pointers of {pointers['resource']} in {pointers['scope']}:", style="bold")
+    console.print(
+        f"   approved default  {pointers['approved_default'][:16]}…  {pointers['approved_default_origin']}, "
+        f"entry {pointers['approved_default_index']}\n"
+        f"   latest candidate  {pointers['latest_candidate'][:16]}…  {pointers['latest_candidate_update']}, "
+        f"entry {pointers['latest_candidate_index']}: no authority",
+        highlight=False,
+    )
+    console.print("\nOffline, from one file and a trust document:", style="bold")
+    console.print(
+        f"   verified  {audit['size']} entries, {audit['batches']} batches, every signature, root {audit['root'][:16]}…\n"
+        f"   replayed  {audit['verdicts_replayed']} verdicts, {audit['freezes_replayed']} freezes, "
+        f"{audit['moves_replayed']} pointer move",
+        highlight=False,
+    )
+    flipped = audit["flipped_bit"]
+    console.print(
+        f"   one bit flipped at byte {flipped['byte']}: {flipped.get('says', 'NOT FOUND')}", highlight=False
+    )
+    if result.failures:
+        console.print("\nNot as it should be:", style="bold red")
+        for failure in result.failures:
+            console.print(f"   {failure}", style="red", highlight=False)
+    else:
+        console.print(f"\nAll as it should be, in {result.seconds:.1f} s.", style="bold green")

@@ -1,0 +1,103 @@
+"""Errors on the wire, there and back, and what never crosses it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ledger.errors import (
+    AssayError,
+    CannotTellError,
+    FatalError,
+    FormatError,
+    NotFoundError,
+    OverloadedError,
+    RefusedError,
+    VerificationError,
+)
+from ledger.server.host import Services
+from ledger.wire import error_of, status_of
+from tests.lab import Lab
+
+CASES = (
+    (FormatError("BAD_FIELD", "events[0].x: expected 1, got 0"), "INVALID_ARGUMENT"),
+    (RefusedError("PEER_UNKNOWN", "m"), "UNAUTHENTICATED"),
+    (RefusedError("ROLE_MAY_NOT_WRITE", "m"), "PERMISSION_DENIED"),
+    (RefusedError("KEY_REVOKED", "m"), "PERMISSION_DENIED"),
+    (RefusedError("KEY_UNKNOWN", "m"), "PERMISSION_DENIED"),
+    (RefusedError("BAD_BATCH_SIGNATURE", "m"), "PERMISSION_DENIED"),
+    (RefusedError("PRINCIPAL_MISMATCH", "m"), "PERMISSION_DENIED"),
+    (RefusedError("MAY_NOT_READ", "m"), "PERMISSION_DENIED"),
+    (RefusedError("CONDITION_FAILED", "m"), "ABORTED"),
+    (RefusedError("EQUIVOCATION", "m"), "ALREADY_EXISTS"),
+    (RefusedError("SEQUENCE_GAP", "m"), "FAILED_PRECONDITION"),
+    (RefusedError("MUST_STAND_ALONE", "m"), "FAILED_PRECONDITION"),
+    (OverloadedError("QUEUE_FULL", "m", 0.25), "RESOURCE_EXHAUSTED"),
+    (NotFoundError("EMPTY_LOG", "m"), "NOT_FOUND"),
+    (FatalError("HEAD_MOVED", "m"), "UNAVAILABLE"),
+    (VerificationError("V7", "FORKED", "m", index=12), "DATA_LOSS"),
+    (VerificationError("V5", "WRONG_ROOT", "m"), "DATA_LOSS"),
+    (CannotTellError("NEWER_EVENT_TYPE", "m"), "UNIMPLEMENTED"),
+)
+
+
+@pytest.mark.parametrize(("error", "code"), CASES, ids=lambda value: getattr(value, "reason", value))
+def test_every_error_crosses_the_wire_whole(error: AssayError, code: str) -> None:
+    """Class, reason, message and what else the class carries come back; the code is the table's."""
+    status = status_of(error)
+    assert grpc.StatusCode[code].value[0] == status.code
+    back = error_of(status.SerializeToString())
+    assert (type(error), vars(error)) == (type(back), vars(back))
+
+
+def test_details_stay_small() -> None:
+    """A message of 100 kB leaves details of less than 8 KiB."""
+    status = status_of(FormatError("BAD_FIELD", "events[0].x: expected 1, got " + "é" * 100_000))
+    assert len(status.SerializeToString()) < 8192
+
+
+def test_a_status_of_another_domain_is_judged_by_its_code() -> None:
+    """No reason of ours is believed from elsewhere."""
+    status = status_pb2.Status(code=grpc.StatusCode.PERMISSION_DENIED.value[0], message="no")
+    back = error_of(status.SerializeToString())
+    assert (RefusedError, "PERMISSION_DENIED") == (type(back), back.reason)
+
+
+def test_bytes_that_are_no_status_are_an_unknown_fault() -> None:
+    """Garbage in the details never raises anything else."""
+    assert FatalError is type(error_of(b"\xff\xff\xff"))
+
+
+async def _leak(request: bytes, context: Any) -> bytes:
+    raise KeyError("secret of the inside")
+
+
+def _leaking(server: grpc.aio.Server, services: Services) -> None:
+    handler = grpc.unary_unary_rpc_method_handler(_leak)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Leak", {"Leak": handler}),))
+
+
+async def test_an_internal_exception_leaves_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    """The caller learns that it was internal; the log has the rest."""
+    async with Lab(extra_services=[_leaking]) as lab:
+        call = lab.of_role("auditor").channel.unary_unary("/test.Leak/Leak")
+        with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(b"")
+    assert grpc.StatusCode.INTERNAL == caught.value.code()
+    assert "secret" not in str(caught.value.details())
+    assert any("secret of the inside" in str(record.exc_info) for record in caplog.records)
+
+
+async def test_health_says_serving() -> None:
+    """The standard health service, over the same mTLS."""
+    async with Lab() as lab:
+        stub = health_pb2_grpc.HealthStub(lab.of_role("auditor").channel)
+        for name in ("", "ledger.v1.LedgerService"):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert health_pb2.HealthCheckResponse.SERVING == answer.status
