@@ -24,11 +24,11 @@ from clients.acknowledgement import Placed, SignedBatch, check_placed, sign
 from clients.identity import Identity
 from clients.memory import Memory
 from clients.pipeline import Batches, Pipeline
+from clients.proven import Chain, check_inclusion
 from ledger.batch import STREAM_BYTES
 from ledger.checkpoint import Checkpoint
-from ledger.entry import FIRST_PREVIOUS, decode_entry, iter_run
 from ledger.errors import FormatError, InputError, OverloadedError, RefusedError, VerificationError
-from ledger.merkle import Frontier, leaf_hash, verify_inclusion
+from ledger.merkle import leaf_hash
 from ledger.note import VerifierKey
 from ledger.touches import Condition
 from ledger.v1 import ledger_pb2, ledger_pb2_grpc
@@ -76,7 +76,7 @@ class LedgerClient:
         self._memory = memory or Memory(identity.trust, identity.memory, identity.name)
         if ledger_key is not None:
             self._memory.ledger_key = ledger_key
-        self._opened: dict[bytes, Checkpoint] = {}  # signed notes whose signature was checked, the latest ones
+        self._opened: dict[bytes, Checkpoint] = {}  # the latest notes whose signature held
         self._unlinked: dict[bytes, Checkpoint] = {}  # those not yet proven to continue what is remembered
         self._linking = asyncio.Lock()
         self._channel = grpc.aio.secure_channel(
@@ -166,7 +166,7 @@ class LedgerClient:
         end = checkpoint.size if end is None else end
         if not 0 <= start <= end <= checkpoint.size:
             raise FormatError("OUT_OF_RANGE", f"expected start ≤ end ≤ {checkpoint.size}, got {start}, {end}")
-        proven = _Chain(self, start)
+        proven = Chain(self.prove, start)
         call = self.stub.Read(ledger_pb2.ReadRequest(start=start, end=end))
         try:
             async for message in self.messages(call):
@@ -186,7 +186,7 @@ class LedgerClient:
             if item[0] >= start:
                 yield item
         position = max(start, present)
-        chain = _Chain(self, position)
+        chain = Chain(self.prove, position)
         call = self.stub.Follow(ledger_pb2.FollowRequest(start=position))
         try:
             async for message in self.messages(call, idle=True):
@@ -221,7 +221,7 @@ class LedgerClient:
         response = await self.call(self.stub.ProveInclusion, request)
         checkpoint = await self.believe(None, response.checkpoint, [])
         proof = list(response.inclusion)
-        _check_inclusion(index, response.leaf_hash, proof, checkpoint)
+        check_inclusion(index, response.leaf_hash, proof, checkpoint)
         return response.leaf_hash, proof, checkpoint
 
     async def _covering(self, index: int) -> Checkpoint:
@@ -232,7 +232,7 @@ class LedgerClient:
         """That `leaf` stands at `index` under `checkpoint`. Raises VerificationError NOT_INCLUDED."""
         request = ledger_pb2.ProveInclusionRequest(index=index, size=checkpoint.size)
         response = await self.call(self.stub.ProveInclusion, request)
-        _check_inclusion(index, leaf, list(response.inclusion), checkpoint)
+        check_inclusion(index, leaf, list(response.inclusion), checkpoint)
 
     # --- calls and checkpoints ------------------------------------------------------------------------------
 
@@ -260,10 +260,8 @@ class LedgerClient:
         return opened
 
     async def _link(self) -> None:
-        """Proves all checkpoints that wait, and the remembered one, to be of one log, each from the one before."""
-        memory, waiting = self._memory, self._unlinked
-        self._unlinked = {}
-        notes = dict(waiting)
+        """Proves the checkpoints that wait and the remembered one to be of one log, in a row."""
+        memory, notes = self._memory, dict(self._unlinked)
         if memory.checkpoint is not None and memory.note is not None:
             notes[memory.note] = memory.checkpoint
         row = sorted(notes.items(), key=lambda item: item[1].size)
@@ -273,6 +271,9 @@ class LedgerClient:
         note, newest = row[-1]
         if newest != memory.checkpoint:
             memory.advance(note, newest)
+        # Only now: where a proof failed, or did not come, every answer that waits has to find out itself.
+        for note in notes:
+            self._unlinked.pop(note, None)
 
     async def _consistency(self, old: Checkpoint, new: Checkpoint) -> list[bytes]:
         if old.size == new.size:
@@ -370,52 +371,3 @@ class Stream:
     async def _settle(self) -> None:
         if (batch := self._unsettled) is not None:
             await self._send(batch)
-
-
-def _check_inclusion(index: int, leaf: bytes, proof: list[bytes], checkpoint: Checkpoint) -> None:
-    if not verify_inclusion(leaf, index, checkpoint.size, proof, checkpoint.root):
-        raise VerificationError(
-            "V5", "NOT_INCLUDED", f"expected a proof of entry {index} at size {checkpoint.size}", index=index
-        )
-
-
-class _Chain:
-    """Entries as they come: linked, and proven from the last one down."""
-
-    def __init__(self, client: LedgerClient, start: int) -> None:
-        self.entries: list[tuple[int, bytes]] = []
-        self.next = start
-        self._client = client
-        self._last: bytes | None = None if start else FIRST_PREVIOUS
-        self._tree = None if start else Frontier()
-
-    def take(self, run: bytes) -> None:
-        """Raises VerificationError V2 where entries do not follow each other."""
-        leaves: list[bytes] = []
-        try:
-            for data in iter_run(run):
-                entry = decode_entry(data)
-                if entry.index != self.next or (self._last is not None and entry.previous != self._last):
-                    raise FormatError("BAD_LINK", f"expected entry {self.next} linked to the one before")
-                self._last = leaf_hash(data)
-                leaves.append(self._last)
-                self.entries.append((entry.index, data))
-                self.next += 1
-        except FormatError as error:
-            raise VerificationError("V2", error.reason, error.message, index=self.next) from error
-        if self._tree is not None:
-            self._tree.extend(leaves)
-
-    async def prove(self, checkpoint: Checkpoint) -> list[tuple[int, bytes]]:
-        """The entries so far, after their proof: the last one's inclusion; the root, where all were read."""
-        if not self.entries or self._last is None:
-            return []
-        if self._tree is not None and self._tree.size == checkpoint.size:
-            if self._tree.root() != checkpoint.root:
-                raise VerificationError(
-                    "V5", "WRONG_ROOT", f"expected root {checkpoint.root.hex()}, got another"
-                )
-        else:
-            await self._client.prove(self.entries[-1][0], self._last, checkpoint)
-        proven, self.entries = self.entries, []
-        return proven

@@ -37,7 +37,7 @@ __all__ = ["DOMAIN", "CatchAll", "abort", "error_of", "peer_name", "status_of"]
 DOMAIN: Final = "assay-ledger"
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
-_MAX_MESSAGE: Final = 2048  # characters; the message stands twice where a field is named
+_MAX_MESSAGE: Final = 3072  # bytes; the message stands twice where a field is named
 _TRANSPORT_RETRY: Final = 0.2  # seconds, where the peer could not say
 
 _Code = grpc.StatusCode
@@ -81,7 +81,7 @@ def status_of(error: AssayError) -> status_pb2.Status:
     code = _CODE_OF_CLASS[type(error)]
     if isinstance(error, RefusedError):
         code = _CODE_OF_REFUSAL.get(error.reason, code)
-    message = error.message[:_MAX_MESSAGE]
+    message = error.message.encode()[:_MAX_MESSAGE].decode(errors="ignore")
     status = status_pb2.Status(code=code.value[0], message=message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     if isinstance(error, VerificationError):

@@ -1,31 +1,50 @@
 """A log in memory for tests of meaning: real events, real leaves and roots, no signatures, no server.
 
 It keeps the rules that folds rely on: the index grows by one, the clock never runs backwards, authors hold
-grants. `Story` adds the demo's principals and a gate that uses the real rules.
+grants in force and write what their role may write. `Story` adds the demo's principals and a gate that uses
+the real rules.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-from clients.demo.document import Candidate, DemoDocument
+from clients.demo.document import Candidate, DemoDocument, parse_document
 from clients.demo.scenario import Events, Scenario, wrap
 from clients.ids import uuid7
 from gate.freeze import derive_freeze
 from gate.judge import RulesJudge
 from gate.replay import Replay
 from ledger.admission import admit
+from ledger.environment import environment_digest
 from ledger.merkle import Tree, leaf_hash
 from ledger.note import SigningKey
-from ledger.receipt import Judgement, Receipts
-from ledger.trust import WRITER, Grant, role_name
-from ledger.v1 import event_pb2, gate_pb2, options_pb2, root_pb2
+from ledger.receipt import Judgement, Move, Receipts, Update
+from ledger.trust import WRITER, Grant, Revocation, role_name
+from ledger.v1 import canary_pb2, event_pb2, gate_pb2, operator_pb2, options_pb2, root_pb2
 
-START = 1_767_225_600_000_000
-SECOND = 1_000_000
+START: Final = 1_767_225_600_000_000
+SECOND: Final = 1_000_000
+CANARY, DEFAULT = options_pb2.STEP_CANARY, options_pb2.STEP_DEFAULT
+HOLD = gate_pb2.VERDICT_HOLD
+TO_CANARY, TO_DEFAULT = gate_pb2.VERDICT_PROMOTE_TO_BOUNDED_CANARY, gate_pb2.VERDICT_PROMOTE_TO_DEFAULT
+HUMAN = root_pb2.APPROVER_KIND_HUMAN
+RELEASE_ACTOR = root_pb2.APPROVER_KIND_RELEASE_ACTOR
+
+_CANDIDATES: Final = Path(__file__).parents[1] / "clients" / "demo" / "candidates.json"
+_DESTINATION: Final = options_pb2.ENVIRONMENT_TARGET_DESTINATION
+
+Authored: TypeAlias = event_pb2.Event | tuple[str, event_pb2.Event]  # by the role's first principal, or by name
+Mutation: TypeAlias = Callable[[str, Events], Iterable[Authored]]
+
+
+# --- principals --------------------------------------------------------------------------------------------
 
 
 def principal(name: str, role: int, controller: str | None = None, **more: Any) -> Grant:
@@ -34,23 +53,26 @@ def principal(name: str, role: int, controller: str | None = None, **more: Any) 
     return Grant(SigningKey(name, seed).verifier_key, role, controller or f"owner-of-{name}", 0, **more)
 
 
-HUMAN = root_pb2.APPROVER_KIND_HUMAN
-PRINCIPALS = {
+# The first of a role writes what the demo does not give to somebody by name.
+PRINCIPALS: Final = {
     grant.name: grant
     for grant in (
+        principal("root-1", options_pb2.ROLE_ROOT),
         principal("operator-1", options_pb2.ROLE_OPERATOR),
         principal("runner-1", options_pb2.ROLE_RUNNER),
         principal("trainer-1", options_pb2.ROLE_TRAINER),
         principal("trainer-2", options_pb2.ROLE_TRAINER),
         principal("judge-1", options_pb2.ROLE_JUDGE),
+        principal("judge-2", options_pb2.ROLE_JUDGE),
         principal("canary-1", options_pb2.ROLE_CANARY),
+        principal("canary-2", options_pb2.ROLE_CANARY),
         principal("approver-1", options_pb2.ROLE_APPROVER, approver_kind=HUMAN),
         principal("approver-2", options_pb2.ROLE_APPROVER, approver_kind=HUMAN),
+        principal("approver-3", options_pb2.ROLE_APPROVER, approver_kind=HUMAN),
         principal("gate-1", options_pb2.ROLE_GATE),
-        principal("root-1", options_pb2.ROLE_ROOT),
     )
 }
-BY_ROLE = {role_name(grant.role): name for name, grant in reversed(PRINCIPALS.items())}
+BY_ROLE: Final = {role_name(grant.role): name for name, grant in reversed(PRINCIPALS.items())}
 
 
 class MemoryLog:
@@ -63,13 +85,9 @@ class MemoryLog:
         self.clock = START
         self._ids = itertools.count()
         self.replay = Replay(self.tree.root)
-        for name, grant in self.principals.items():
-            if grant.role not in (options_pb2.ROLE_ROOT,):
-                granted = root_pb2.KeyGranted(vkey=str(grant.key), role=grant.role, controller=grant.controller)
-                if grant.approver_kind is not None:
-                    granted.approver_kind = grant.approver_kind
-                self.write("root-1", granted)
-            del name
+        for grant in self.principals.values():
+            if grant.role != options_pb2.ROLE_ROOT:
+                self.write("root-1", _granted(grant))
 
     @property
     def receipts(self) -> Receipts:
@@ -87,6 +105,7 @@ class MemoryLog:
 
     def tick(self, microseconds: int = SECOND) -> None:
         """Lets time pass."""
+        assert microseconds >= 0
         self.clock += microseconds
 
     def write(self, author: str, body: Any, *, alone: bool = True) -> int:
@@ -95,26 +114,85 @@ class MemoryLog:
 
     def append(self, author: str, events: Sequence[event_pb2.Event], *, alone: bool | None = None) -> int:
         """Appends a batch at one recorded_at; returns the first index. Every event must be admissible."""
-        first = self.size
+        first, grant = self.size, self.principals[author]
         single = len(events) == 1 if alone is None else alone
+        assert grant.revocation is None, f"{author} is revoked"
         for event in events:
             data = event.SerializeToString()
             admit(data)
+            assert WRITER[event.WhichOneof("body")] == grant.role, (author, event.WhichOneof("body"))
             index = self.size
             leaf = leaf_hash(index.to_bytes(8, "big") + self.clock.to_bytes(8, "big") + data)
             self.tree.extend([leaf])
-            entry = (index, self.clock, leaf, self.principals[author], event, single)
+            entry = (index, self.clock, leaf, grant, event, single)
             self.entries.append(entry)
             self.replay.apply(*entry)
         return first
 
+    def revoke(self, name: str, suspect_from: int | None) -> int:
+        """Root revokes a principal's key; returns the index."""
+        grant = self.principals[name]
+        body = root_pb2.KeyRevoked(vkey=str(grant.key), reason="lost", suspect_from=suspect_from)
+        index = self.write("root-1", body)
+        self.principals[name] = replace(grant, revocation=Revocation(index, suspect_from))
+        return index
 
-Mutation = Callable[[str, Events], Iterable[event_pb2.Event]]
+
+def _granted(grant: Grant) -> root_pb2.KeyGranted:
+    return root_pb2.KeyGranted(
+        vkey=str(grant.key),
+        role=grant.role,  # type: ignore[arg-type]  # a Role, kept as int in the core
+        controller=grant.controller,
+        approver_kind=grant.approver_kind,  # type: ignore[arg-type]
+        policy_digest=grant.policy_digest,
+    )
 
 
-def unchanged(phase: str, events: Events) -> Iterable[event_pb2.Event]:
+def fold(entries: Iterable[tuple[int, int, bytes, Grant, event_pb2.Event, bool]]) -> Replay:
+    """A new replay of these entries."""
+    tree = Tree()
+    replay = Replay(tree.root)
+    for entry in entries:
+        tree.extend([entry[2]])
+        replay.apply(*entry)
+    return replay
+
+
+# --- documents ---------------------------------------------------------------------------------------------
+
+
+def demo_document(change: Callable[[dict[str, Any]], None] | None = None) -> DemoDocument:
+    """The demo's candidates file, after `change` to its JSON."""
+    raw = json.loads(_CANDIDATES.read_bytes())
+    if change is not None:
+        change(raw)
+    return parse_document(json.dumps(raw).encode())
+
+
+def small(raw: dict[str, Any]) -> None:
+    """Candidates of six rollouts, ten cases and two canary tasks: the same meaning in a tenth of the entries."""
+    raw["holdout"] |= {"families": ["refunds", "joins"], "cases_per_family": 5, "protected": ["refunds"]}
+    raw["policy"]["span_coverage"]["min_completed"] = 5
+    raw["policy"]["canary_verified"]["min_tasks"] = 2
+    raw["candidates"] = [
+        {
+            "name": name,
+            "story": "small",
+            "training": {"rollouts": 6, "covered": 6, "expected_retries": 1},
+            "evaluation": {"gain": "0.2"},
+            "canary": {"tasks": 2, "verified": 2},
+            "rollback": {"resolved": True, "loaded": True, "served": True, "routed_back": True},
+            "approval": {"by": "approver-1"},
+        }
+        for name in ("A", "B", "C")
+    ]
+
+
+# --- stories -----------------------------------------------------------------------------------------------
+
+
+def unchanged(phase: str, events: Events) -> Iterable[Authored]:
     """No mutation."""
-    del phase
     return events
 
 
@@ -127,18 +205,31 @@ class Story:
         self.document = document
         self.judge = RulesJudge()
 
-    def author_of(self, event: event_pb2.Event) -> str:
-        """The principal of the role that may write the event."""
-        return BY_ROLE[role_name(WRITER[event.WhichOneof("body")])]
+    def candidate(self, name: str) -> Candidate:
+        """A candidate of the document."""
+        return next(c for c in self.document.candidates if c.name == name)
 
-    def write(self, events: Iterable[event_pb2.Event], author: str | None = None) -> None:
-        """Appends events one by one, each by the principal whose role writes it, or by `author`."""
-        for event in events:
-            self.log.append(author or self.author_of(event), [event])
+    @property
+    def scope(self) -> options_pb2.Scope:
+        """The scope of all candidates."""
+        return self.scenario.scope
 
-    def setup(self) -> None:
+    def write(self, events: Iterable[Authored], author: str | None = None) -> None:
+        """Appends events one by one, each by the author that it comes with, or `author`, or its role's first."""
+        for item in events:
+            by, event = (author, item) if isinstance(item, event_pb2.Event) else item
+            self.log.append(by or BY_ROLE[role_name(WRITER[event.WhichOneof("body")])], [event])
+
+    def say(self, body: Any, by: str | None = None) -> int:
+        """Appends one body, by its role's first principal unless told otherwise; returns the index."""
+        event = wrap(body, self.log.new_id(), self.log.clock)
+        return self.log.append(by or BY_ROLE[role_name(WRITER[event.WhichOneof("body")])], [event])
+
+    def setup(self, mutate: Mutation = unchanged) -> None:
         """The operator's publications."""
-        self.write(self.scenario.publications())
+        self.write(mutate("publications", self.scenario.publications()))
+
+    # --- before, during and after training ---
 
     def freeze(self, update: str, by: str = "trainer-1", redo: Sequence[int] = ()) -> int:
         """The gate freezes, on request of `by`."""
@@ -148,62 +239,241 @@ class Story:
         )
         return self.log.write("gate-1", frozen)
 
-    def until_approval(self, candidate: Candidate, mutate: Mutation = unchanged) -> None:
-        """Everything that happens to a candidate before somebody approves, each phase through `mutate`."""
-        s = self.scenario
+    def until_evidence(self, candidate: Candidate, mutate: Mutation = unchanged) -> None:
+        """Everything that happens to a candidate until training and the judge are done."""
+        s, update = self.scenario, self.scenario.update_id(candidate)
         self.write(mutate("proposal", s.proposal(candidate)))
         frozen = derive_freeze(
-            self.log.receipts,
-            s.update_id(candidate),
-            "trainer-1",
-            is_operator=False,
-            redo=(),
-            size=self.log.size,
+            self.log.receipts, update, "trainer-1", is_operator=False, redo=(), size=self.log.size
         )
-        freeze = [wrap(frozen, self.log.new_id(), self.log.clock)]
-        self.write(mutate("freeze", freeze))
+        self.write(mutate("freeze", [wrap(frozen, self.log.new_id(), self.log.clock)]))
         self.write(mutate("training_started", s.training_started(candidate)))
         runner = [event for rollout in s.rollouts(candidate) for event in rollout]
         self.write(mutate("rollouts", runner))
         self.write(mutate("rewards", s.rewards(candidate)))
         self.write(mutate("training_ended", s.training_ended(candidate)))
         self.write(mutate("evaluations", s.evaluations(candidate)))
-        self.write(mutate("canary", s.canary(candidate)))
 
-    def judged(self, update: str, step: int = options_pb2.STEP_CANARY) -> Judgement:
-        """The judgement at the present size."""
-        return self.judge.evaluate(self.log.receipts, update, step, self.log.size)
+    def until_approval(self, candidate: Candidate, mutate: Mutation = unchanged) -> None:
+        """Everything that happens to a candidate before somebody approves, each phase through `mutate`."""
+        self.until_evidence(candidate, mutate)
+        self.write(mutate("canary", self.scenario.canary(candidate)))
 
-    def approve(self, candidate: Candidate, step: int = options_pb2.STEP_CANARY, by: str | None = None) -> None:
-        """The approver approves exactly the present evidence."""
+    def until_canary_verdict(self, candidate: Candidate) -> tuple[int, gate_pb2.VerdictIssued]:
+        """Everything up to a recorded canary verdict."""
+        self.until_approval(candidate)
+        self.approve(candidate)
+        return self.verdict(self.scenario.update_id(candidate))
+
+    def until_default_verdict(self, candidate: Candidate) -> tuple[int, gate_pb2.VerdictIssued]:
+        """Everything up to a recorded verdict for step default."""
+        self.live(candidate, self.until_canary_verdict(candidate))
+        self.approve(candidate, DEFAULT, by="approver-2")
+        return self.verdict(self.scenario.update_id(candidate), DEFAULT)
+
+    def until_promoted(self, candidate: Candidate) -> int:
+        """Everything up to the promotion; returns its index."""
+        return self.promote(self.until_default_verdict(candidate))
+
+    def evaluate_again(self, candidate: Candidate, suffix: str = "again") -> None:
+        """The judge evaluates both subjects once more, under other evaluation ids."""
+        events = self.scenario.evaluations(candidate)
+        for event in events:
+            body = getattr(event, event.WhichOneof("body"))
+            body.evaluation += f"-{suffix}"
+            if event.WhichOneof("body") == "evaluation_recorded":
+                self._pin_evaluation(body)
+        self.write(events)
+
+    def _pin_evaluation(self, body: Any) -> None:
+        pins = self.log.receipts.update(body.update).of("update_frozen")[-1].body
+        body.evaluator_digest, body.snapshot_digest = pins.evaluator_digest, pins.holdout_digest
+        parts = {part.target: part.digest for part in pins.environment}
+        body.harness_digest = parts[options_pb2.ENVIRONMENT_TARGET_HARNESS]
+
+    def window(
+        self,
+        candidate: Candidate,
+        name: str,
+        edit: Callable[[canary_pb2.CanaryStarted], None] = lambda started: None,
+        mutate: Mutation = unchanged,
+    ) -> None:
+        """One more canary window under the pins of the last freeze, the way back rehearsed in it."""
+        events = self.scenario.canary(candidate)
+        update = self.scenario.update_id(candidate)
+        pins = self.log.receipts.update(update).of("update_frozen")[-1].body
+        pinned = {part.target: part.digest for part in pins.environment}
+        environment = b""
+        for event in events:
+            body = getattr(event, event.WhichOneof("body"))
+            body.window = name
+            if event.WhichOneof("body") == "canary_started":
+                body.tool_contract_digest = pins.tool_contract_digest
+                for part in body.environment:
+                    if part.target != _DESTINATION:
+                        part.digest = pinned[part.target]
+                edit(body)
+                for part in body.environment:
+                    if part.target == _DESTINATION and body.kind == canary_pb2.WINDOW_KIND_LIVE:
+                        part.digest = pinned[part.target]
+                environment = environment_digest(body.environment, body.tool_contract_digest, body.bounds)
+                body.environment_digest = environment
+            elif event.WhichOneof("body") == "rollback_rehearsed":
+                body.environment_digest = environment
+        self.write(mutate("canary", events))
+
+    def live(
+        self,
+        candidate: Candidate,
+        verdict: tuple[int, gate_pb2.VerdictIssued],
+        name: str = "live-1",
+        mutate: Mutation = unchanged,
+    ) -> None:
+        """A LIVE window that names the canary verdict, seen to stand at the present size."""
+
+        def edit(started: canary_pb2.CanaryStarted) -> None:
+            started.kind = canary_pb2.WINDOW_KIND_LIVE
+            started.live.CopyFrom(self.live_authority(verdict))
+
+        self.window(candidate, name, edit, mutate)
+
+    def live_authority(self, verdict: tuple[int, gate_pb2.VerdictIssued]) -> canary_pb2.LiveAuthority:
+        """What a LIVE window rests on, as seen now."""
+        index, body = verdict
+        return canary_pb2.LiveAuthority(
+            resource=body.resource,
+            scope=body.scope,
+            verdict_index=index,
+            seen_size=self.log.size,
+            not_after=body.not_after,
+        )
+
+    # --- judging ---
+
+    def judged(self, update: str, step: int = CANARY, size: int | None = None) -> Judgement:
+        """The judgement at a size, the present one unless told."""
+        return self.judge.evaluate(
+            self.log.receipts, update, step, self.log.size if size is None else size
+        )
+
+    def approve(
+        self,
+        candidate: Candidate,
+        step: options_pb2.Step.ValueType = CANARY,
+        by: str | None = None,
+        edit: Callable[[Any], None] = lambda approval: None,
+    ) -> None:
+        """The approver approves exactly the present evidence, unless `edit` changes what it says."""
         judgement = self.judged(self.scenario.update_id(candidate), step)
         verdict = gate_pb2.VerdictIssued(
-            evidence_digest=judgement.evidence_digest, policy_digest=judgement.policy_digest
+            evidence_digest=judgement.evidence_digest, policy_digest=judgement.policy_digest or bytes(32)
         )
-        self.write(self.scenario.approval(candidate, step, verdict), by or candidate.approval.by)
+        events = self.scenario.approval(candidate, step, verdict)
+        for event in events:
+            edit(event.approval_granted)
+        self.write(events, by or candidate.approval.by)
 
-    def verdict(self, update: str, step: int = options_pb2.STEP_CANARY) -> tuple[int, gate_pb2.VerdictIssued]:
-        """The gate judges and records; returns index and verdict."""
-        judgement = self.judged(update, step)
+    def verdict_body(
+        self, update: str, step: options_pb2.Step.ValueType = CANARY, size: int | None = None
+    ) -> gate_pb2.VerdictIssued:
+        """The verdict that the gate would record, from the prefix of `size` entries or the present one."""
+        size = self.log.size if size is None else size
+        judgement = self.judged(update, step, size)
         proposal = self.log.receipts.proposal(update)
         assert proposal is not None
         body = gate_pb2.VerdictIssued(
             update=update,
             step=step,
-            verdict=judgement.verdict,
+            verdict=judgement.verdict,  # type: ignore[arg-type]  # a Verdict, kept as int in the core
             resource=proposal.body.resource,
             scope=proposal.body.scope,
-            log_size=self.log.size,
-            log_root=self.log.tree.root(),
+            log_size=size,
+            log_root=self.log.tree.root(size),
             evidence_digest=judgement.evidence_digest,
             policy_digest=judgement.policy_digest,
             rules=judgement.rules,
             findings=judgement.findings,
             findings_digest=judgement.findings_digest,
         )
-        if judgement.verdict != gate_pb2.VERDICT_HOLD:
+        if judgement.verdict != HOLD:
             body.not_after = min(approval.body.expires_at for approval in judgement.approvals)
+        return body
+
+    def verdict(
+        self, update: str, step: options_pb2.Step.ValueType = CANARY
+    ) -> tuple[int, gate_pb2.VerdictIssued]:
+        """The gate judges and records; returns index and verdict."""
+        body = self.verdict_body(update, step)
         return self.log.write("gate-1", body), body
+
+    # --- pointers ---
+
+    def default(self) -> Move | None:
+        """The approved default of the document's resource."""
+        return self.log.receipts.default(self.document.resource, self.scope)
+
+    def promotion(self, verdict: tuple[int, gate_pb2.VerdictIssued]) -> gate_pb2.DefaultPromoted:
+        """The promotion that rests on a verdict."""
+        index, body = verdict
+        default, record = self.default(), self.log.receipts.update(body.update)
+        assert default is not None
+        return gate_pb2.DefaultPromoted(
+            update=body.update,
+            resource=body.resource,
+            scope=body.scope,
+            from_digest=default.digest,
+            to_digest=record.of("candidate_registered")[0].body.manifest_digest,
+            verdict_index=index,
+            not_after=body.not_after,
+        )
+
+    def promote(self, verdict: tuple[int, gate_pb2.VerdictIssued]) -> int:
+        """The gate moves the pointer; returns the index."""
+        return self.log.write("gate-1", self.promotion(verdict))
+
+    def ask_rollback(self, promotion: int) -> int:
+        """The operator asks that a promotion be undone; returns the index."""
+        return self.say(
+            operator_pb2.RollbackRequested(
+                resource=self.document.resource,
+                scope=self.scope,
+                promotion_index=promotion,
+                reason="bad day",
+            )
+        )
+
+    def rollback(self, request: int) -> gate_pb2.DefaultRolledBack:
+        """The rollback of the top promotion that a request would allow."""
+        stack = self.log.receipts.stack(self.document.resource, self.scope)
+        top = stack[-1]
+        return gate_pb2.DefaultRolledBack(
+            resource=self.document.resource,
+            scope=self.scope,
+            promotion_index=top.index,
+            request_index=request,
+            update=top.update,
+            to_digest=stack[-2].digest,
+        )
+
+    def roll_back(self, promotion: int) -> int:
+        """Asked for and done; returns the index."""
+        return self.log.write("gate-1", self.rollback(self.ask_rollback(promotion)))
+
+    # --- looking ---
+
+    def record(self, candidate: Candidate) -> Update:
+        """The fold's record of the candidate's update."""
+        return self.log.receipts.updates[self.scenario.update_id(candidate)]
+
+    def standing(self, verdict: tuple[int, gate_pb2.VerdictIssued]) -> bool:
+        """Whether a recorded verdict stands now."""
+        record = self.log.receipts.updates[verdict[1].update]
+        found = next(v for v in record.verdicts if v.fact.index == verdict[0])
+        return self.log.receipts.why_fallen(found, self.log.clock) is None
+
+    def voids(self) -> list[tuple[str, int]]:
+        """Step and index of everything that does not hold."""
+        return [(void.step, void.index) for void in self.log.receipts.voids]
 
 
 def states(judgement: Judgement) -> dict[int, str]:
@@ -218,6 +488,14 @@ def states(judgement: Judgement) -> dict[int, str]:
 def reasons(judgement: Judgement, check: int) -> list[str]:
     """Reason codes of a check."""
     return list(judgement.findings[check - 1].reasons)
+
+
+def why(judgement: Judgement) -> dict[int, str]:
+    """Check number -> state and reasons, `FAIL HARM,NOT_VERIFIED`, without those that pass."""
+    return {
+        number: f"{state} {','.join(reasons(judgement, number))}"
+        for number, state in states(judgement).items()
+    }
 
 
 def counts(judgement: Judgement, check: int) -> dict[str, int]:

@@ -9,8 +9,10 @@ Rules:
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -47,9 +49,10 @@ class Session:
     debug: bool
     as_json: bool = False
 
-    def principal(self, *roles: str) -> str:
+    def principal(self, *roles: str, among: Collection[str] | None = None) -> str:
         """Who acts: `--as`, or the one principal of the first of `roles` that the home holds.
 
+        `among` names those of several that come into question, such as the approvers pinned for a step.
         Raises RefusedError WHICH_PRINCIPAL where there are several, OTHER_ROLE where `--as` has none of them;
         NotFoundError HOME_ABSENT, PRINCIPAL_ABSENT; FormatError.
         """
@@ -67,6 +70,8 @@ class Session:
             return self.name
         for role in roles:
             names = sorted(name for name, its in held.items() if its == role)
+            if among is not None and len(names) > 1:
+                names = [name for name in names if name in among] or names
             if len(names) == 1:
                 return names[0]
             if names:
@@ -98,6 +103,10 @@ class AssayGroup(TyperGroup):
         except AssayError as error:
             _report(ctx.obj, line_of(error), error)
             raise typer.Exit(code_of(error)) from None
+        except BrokenPipeError:
+            # Whoever read our answer has gone; nothing may be flushed to it at the end either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(Exit.INTERRUPTED) from None
         except OSError as error:
             _report(ctx.obj, f"{error.filename or 'the system'}: {error.strerror or error}", error)
             raise typer.Exit(Exit.USAGE) from None

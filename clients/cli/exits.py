@@ -64,6 +64,7 @@ _NEXT: Final = {
     "PRINCIPAL_ABSENT": "name one of them with --as",
     "ROLE_MAY_NOT_WRITE": "name a principal of another role with --as",
     "MAY_NOT_READ": "name a principal that reads all with --as, such as an auditor",
+    "MAY_NOT_CALL": "name a principal that may with --as",
     "CONDITION_FAILED": "something that this rests on changed meanwhile; look at it again, then try again",
     "ROLLED_BACK": "ask for a newer export; if there is none, the log was rolled back: keep this file",
     "FORKED": "show both checkpoints to the ledger's operator and to other auditors",

@@ -6,8 +6,8 @@
     fsync(file) fsync(folder)         once, when the file is made at its full length
 
 A write that is cut short spoils one slot, whose digest then fails, and the value before is read. That is the
-right one: a value counts only after `put` returned. In place instead of temp, fsync, rename: one flush of data
-and none of the folder's journal, on every commit's way.
+right one: a value counts only after `put` returned. In place instead of temp, fsync, rename: one flush of
+data and none of the folder's journal, on every commit's way.
 
 A failed flush is reported once and the page may be lost: nothing is retried, the caller stops (FatalError).
 """
@@ -97,7 +97,7 @@ class Released:
                 raise OSError(f"expected {len(data)} bytes written, got {written}")
             os.fdatasync(self._file)
         except OSError as error:
-            raise FatalError("NOT_DURABLE", f"expected a checkpoint to reach the disk, got {error}") from error
+            raise FatalError("NOT_DURABLE", f"expected a value to reach the disk, got {error}") from error
         self._number, self._value = number, value
 
     def _slot(self, position: int) -> tuple[int, bytes | None] | None:

@@ -1,7 +1,7 @@
 """`python -m tests.bench [NAME …] [--seconds S] [--json]`: speed beside this machine's own ceilings.
 
-Each module here with a `run(seconds)` is a bench by its name; it returns name -> figure. Figures are rates per
-second, ratios or milliseconds, as their names say. Nothing passes or fails: machines are noisy.
+Each module here with a `run(seconds)` is a bench by its name; it returns name -> figure. Figures are rates
+per second, ratios or milliseconds, as their names say. Nothing passes or fails: machines are noisy.
 """
 
 from __future__ import annotations

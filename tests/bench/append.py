@@ -1,7 +1,7 @@
 """Durable appends over mTLS to a ledger of its own process, SQLite FULL, beside their ceilings.
 
-Events of about 400 bytes are made before anything is measured; the client signs every batch and verifies every
-acknowledgement, beside the server on the same machine.
+Events of about 400 bytes are made before anything is measured; the client signs every batch and verifies
+every acknowledgement, beside the server on the same machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PADDING: Final = 330
 def run(seconds: float) -> dict[str, float]:
     """Measures for about `seconds` in all; rates are events a second."""
     try:
-        import uvloop
+        import uvloop  # noqa: PLC0415 - optional
     except ImportError:
         return asyncio.run(_run(seconds))
     return uvloop.run(_run(seconds))

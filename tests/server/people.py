@@ -46,7 +46,7 @@ async def reason_of(call: Awaitable[object], kind: type[AssayError] = AssayError
 
 async def until(holds: Callable[[], bool]) -> None:
     """Gives way until `holds`; the test's own timeout ends a wait that is in vain."""
-    while not holds():
+    while not holds():  # noqa: ASYNC110 - what is waited for sets no event
         await asyncio.sleep(0)
 
 

@@ -100,7 +100,8 @@ async def test_read_gives_any_range_and_proves_it() -> None:
     async with Lab() as lab:
         client = lab.of_role("runner")
         sent = [[enqueued(lab, f"ro-{n}-{k}") for k in range(500)] for n in range(12)]
-        first = [each async for each in client.append_stream(sent)][0].first_index
+        placed = [each async for each in client.append_stream(sent)]
+        first = placed[0].first_index
         events = [event for each in sent for event in each]
         auditor = lab.of_role("auditor")
         for start, end in ((0, 0), (0, 6000), (1, 4500), (499, 501), (5999, 6000)):

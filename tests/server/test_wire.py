@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,7 +20,7 @@ from ledger.errors import (
     RefusedError,
     VerificationError,
 )
-from ledger.server.host import Services
+from ledger.v1 import ledger_pb2
 from ledger.wire import error_of, status_of
 from tests.lab import Lab
 
@@ -74,21 +73,19 @@ def test_bytes_that_are_no_status_are_an_unknown_fault() -> None:
     assert FatalError is type(error_of(b"\xff\xff\xff"))
 
 
-async def _leak(request: bytes, context: Any) -> bytes:
-    raise KeyError("secret of the inside")
-
-
-def _leaking(server: grpc.aio.Server, services: Services) -> None:
-    handler = grpc.unary_unary_rpc_method_handler(_leak)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Leak", {"Leak": handler}),))
-
-
 async def test_an_internal_exception_leaves_no_text(caplog: pytest.LogCaptureFixture) -> None:
     """The caller learns that it was internal; the log has the rest."""
-    async with Lab(extra_services=[_leaking]) as lab:
-        call = lab.of_role("auditor").channel.unary_unary("/test.Leak/Leak")
+
+    def leak(index: int, size: int) -> list[bytes]:
+        raise KeyError("secret of the inside")
+
+    async with Lab() as lab:
+        assert lab.host is not None
+        lab.host.services.sequencer.inclusion = leak  # type: ignore[method-assign]
+        stub = lab.of_role("auditor").stub
         with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(b"")
+            await stub.ProveInclusion(ledger_pb2.ProveInclusionRequest(index=0))
+        await lab.stop()
     assert grpc.StatusCode.INTERNAL == caught.value.code()
     assert "secret" not in str(caught.value.details())
     assert any("secret of the inside" in str(record.exc_info) for record in caplog.records)

@@ -1,0 +1,88 @@
+"""A principal at work: its connections to ledger and gate, and the events that it writes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from clients.cli.app import Session
+from clients.gate import GateClient
+from clients.home import load_home
+from clients.identity import Identity, load_identity
+from clients.ids import RANDOM_BYTES, uuid7
+from clients.ledger import LedgerClient
+from clients.receipts import ReceiptsClient
+from ledger.errors import NotFoundError
+from ledger.v1 import event_pb2, receipt_pb2
+
+__all__ = ["Desk", "event", "gate_answers", "now", "open_desk"]
+
+_FIELD_OF: Final = {
+    field.message_type.full_name: field.name
+    for field in event_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields
+    if field.message_type is not None
+}
+_HEALTH_DEADLINE: Final = 5.0  # seconds
+
+
+def now() -> int:
+    """The time of this machine in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def event(body: Any) -> bytes:
+    """The bytes of a new event around a body message."""
+    at = now()
+    envelope = event_pb2.Event(event_id=uuid7(at, secrets.token_bytes(RANDOM_BYTES)), occurred_at=at)
+    getattr(envelope, _FIELD_OF[type(body).DESCRIPTOR.full_name]).CopyFrom(body)
+    return envelope.SerializeToString()
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """One principal, connected."""
+
+    identity: Identity
+    ledger: LedgerClient
+    receipts: ReceiptsClient
+    gate: GateClient
+    gate_target: str
+
+    async def summary(self, update: str) -> receipt_pb2.UpdateSummary:
+        """Where an update stands. Raises NotFoundError NO_SUCH_UPDATE."""
+        async for summary in self.receipts.list_updates():
+            if summary.update == update:
+                return summary
+        raise NotFoundError("NO_SUCH_UPDATE", f"expected an update of this log, got {update!r}")
+
+
+@asynccontextmanager
+async def open_desk(
+    session: Session, *roles: str, among: Collection[str] | None = None
+) -> AsyncIterator[Desk]:
+    """The principal that the session names, or the one of `roles`, connected until the block ends."""
+    document = load_home(session.home)
+    identity = load_identity(session.home, session.principal(*roles, among=among))
+    async with LedgerClient(identity) as ledger, GateClient(identity, document.gate) as gate:
+        yield Desk(identity, ledger, ReceiptsClient(ledger), gate, document.gate)
+
+
+async def gate_answers(desk: Desk) -> bool:
+    """Whether the gate says that it serves."""
+    async with grpc.aio.secure_channel(desk.gate_target, desk.identity.channel_credentials()) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(
+                health_pb2.HealthCheckRequest(service="gate.v1.GateService"), timeout=_HEALTH_DEADLINE
+            )
+        except grpc.aio.AioRpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,152 @@
+"""The gate over the wire: freeze, evaluate, promote, roll back, and who may ask for what."""
+
+from __future__ import annotations
+
+import pytest
+
+from clients.receipts import ReceiptsClient
+from ledger.errors import NotFoundError, RefusedError
+from ledger.v1 import approver_pb2, gate_pb2, operator_pb2, receipt_pb2
+from tests.gate_lab import CANARY, DEFAULT, GateLab, Wire
+
+
+async def test_the_whole_way_to_the_default_and_back() -> None:
+    """A goes rehearsal → canary verdict → live window → default verdict → promotion → rollback, and replays."""
+    async with GateLab() as lab:
+        wire = Wire(lab)
+        await wire.setup()
+        candidate = wire.candidate()
+        s, resource = wire.scenario, wire.document.resource
+        receipts = ReceiptsClient(wire.client("auditor-1"))
+        before = await receipts.resolve_default(resource, s.scope)
+        assert (before.manifest_digest, before.origin) == (s.baseline, receipt_pb2.DEFAULT_ORIGIN_BASELINE)
+        update, verdict_index = await wire.until_default_verdict(candidate)
+        held = await receipts.resolve_default(resource, s.scope)
+        assert held.manifest_digest == s.baseline  # a verdict moves no pointer
+        promoted = await wire.gate("operator-1").promote(update)
+        assert promoted.promoted.verdict_index == verdict_index
+        after = await receipts.resolve_default(resource, s.scope)
+        assert (after.manifest_digest, after.origin, after.index, list(after.at_risk)) == (
+            s.candidate_digest(candidate),
+            receipt_pb2.DEFAULT_ORIGIN_PROMOTED,
+            promoted.index,
+            [],
+        )
+        request = await wire.write(
+            "approver-2",
+            [
+                approver_pb2.ApproverRollbackRequested(
+                    resource=resource,
+                    scope=s.scope,
+                    promotion_index=promoted.index,
+                    reason="wrong answers today",
+                )
+            ],
+        )
+        back = await wire.gate("approver-2").roll_back(resource, s.scope, request)
+        assert back.rolled_back.to_digest == s.baseline
+        now = await receipts.resolve_default(resource, s.scope)
+        assert (now.manifest_digest, now.moved_index) == (s.baseline, back.index)
+        audited = await lab.audit()
+        assert (audited.verdicts, audited.moves, audited.freezes) == (2, 3, 1)
+
+
+async def test_promoting_again_after_a_rollback_needs_something_new() -> None:
+    """After a rollback the old verdict does not stand, and a new evaluation lacks window and approval."""
+    async with GateLab() as lab:
+        wire = Wire(lab)
+        await wire.setup()
+        candidate, s = wire.candidate(), wire.scenario
+        update, _ = await wire.until_default_verdict(candidate)
+        promoted = await wire.gate("operator-1").promote(update)
+        request = await wire.write(
+            "operator-1",
+            [
+                operator_pb2.RollbackRequested(
+                    resource=wire.document.resource,
+                    scope=s.scope,
+                    promotion_index=promoted.index,
+                    reason="bad day",
+                )
+            ],
+        )
+        await wire.gate("operator-1").roll_back(wire.document.resource, s.scope, request)
+        with pytest.raises(RefusedError) as refused:
+            await wire.gate("operator-1").promote(update)
+        assert refused.value.reason == "CONDITION_FAILED"
+        again = await wire.gate("operator-1").evaluate(update, DEFAULT)
+        reasons = {f.check: list(f.reasons) for f in again.verdict.findings if f.reasons}
+        assert reasons == {
+            "canary_verified": ["WINDOW_ABSENT"],
+            "rollback_and_authority": ["APPROVAL_NONE"],
+        }
+
+
+async def test_a_landed_promotion_is_answered_with_its_first_place() -> None:
+    """Promoting twice moves once: the second answer is the first one's index."""
+    async with GateLab() as lab:
+        wire = Wire(lab)
+        await wire.setup()
+        update, _ = await wire.until_default_verdict(wire.candidate())
+        first = await wire.gate("operator-1").promote(update)
+        size = (await wire.client("auditor-1").get_checkpoint()).size
+        second = await wire.gate("approver-2").promote(update)
+        assert (second.index, second.promoted) == (first.index, first.promoted)
+        assert (await wire.client("auditor-1").get_checkpoint()).size == size
+
+
+async def test_who_may_call_the_gate() -> None:
+    """Freeze is the proposing trainer's, Evaluate is not the trainer's, Promote and RollBack are not the judge's."""
+    async with GateLab() as lab:
+        wire = Wire(lab)
+        await wire.setup()
+        candidate, s = wire.candidate(), wire.scenario
+        await wire.send("trainer-1", s.proposal(candidate))
+        update = s.update_id(candidate)
+        for name in ("runner-1", "judge-1", "canary-1", "approver-1", "auditor-1", "gate-1"):
+            with pytest.raises(RefusedError, match="MAY_NOT_CALL"):
+                await wire.gate(name).freeze(update)
+        with pytest.raises(RefusedError, match="NOT_THE_PROPOSER"):
+            await wire.gate("operator-1").freeze(update)
+        await wire.gate("trainer-1").freeze(update)
+        with pytest.raises(RefusedError, match="NOT_AN_OPERATOR"):
+            await wire.gate("trainer-1").freeze(update)
+        with pytest.raises(RefusedError, match="MAY_NOT_CALL"):
+            await wire.gate("trainer-1").evaluate(update, CANARY)
+        for name in ("trainer-1", "runner-1", "judge-1", "canary-1", "auditor-1", "gate-1"):
+            with pytest.raises(RefusedError, match="MAY_NOT_CALL"):
+                await wire.gate(name).promote(update)
+            with pytest.raises(RefusedError, match="MAY_NOT_CALL"):
+                await wire.gate(name).roll_back("x", s.scope, 1)
+        with pytest.raises(NotFoundError, match="NO_VERDICT"):
+            await wire.gate("operator-1").promote(update)
+
+
+async def test_evaluating_prints_and_recording_is_explicit() -> None:
+    """Evaluate leaves the log alone unless it is asked to record."""
+    async with GateLab() as lab:
+        wire = Wire(lab)
+        await wire.setup()
+        update = await wire.until_approval(wire.candidate())
+        size = (await wire.client("auditor-1").get_checkpoint()).size
+        shown = await wire.gate("auditor-1").evaluate(update, CANARY)
+        states = {f.check: f.state for f in shown.verdict.findings if f.state != gate_pb2.STATE_PASS}
+        assert states == {"rollback_and_authority": gate_pb2.STATE_MISSING}
+        assert list(shown.verdict.findings[6].reasons) == ["APPROVAL_NONE"]
+        assert not shown.HasField("index")
+        assert (await wire.client("auditor-1").get_checkpoint()).size == size
+        recorded = await wire.gate("operator-1").evaluate(update, CANARY, record=True)
+        assert (recorded.index, recorded.verdict.verdict) == (size, gate_pb2.VERDICT_HOLD)
+
+
+async def test_a_refused_freeze_is_recorded_once() -> None:
+    """A proposal on a parent that is not the default is refused, and release owners find it in the log."""
+    async with GateLab() as lab:
+        wire = Wire(lab)
+        candidate, s = wire.candidate(), wire.scenario
+        await wire.send("trainer-1", s.proposal(candidate))
+        for _ in range(2):
+            with pytest.raises(RefusedError, match="PARENT_NOT_DEFAULT"):
+                await wire.gate("trainer-1").freeze(s.update_id(candidate))
+        refused = lab.gate_log.receipts.update(s.update_id(candidate)).of("update_refused")
+        assert [fact.body.reason for fact in refused] == ["PARENT_NOT_DEFAULT"]
