@@ -27,7 +27,15 @@ from clients.pipeline import Batches, Pipeline
 from clients.proven import Chain, check_inclusion
 from ledger.batch import STREAM_BYTES
 from ledger.checkpoint import Checkpoint
-from ledger.errors import FormatError, InputError, OverloadedError, RefusedError, VerificationError
+from ledger.errors import (
+    AssayError,
+    FatalError,
+    FormatError,
+    InputError,
+    OverloadedError,
+    RefusedError,
+    VerificationError,
+)
 from ledger.merkle import leaf_hash
 from ledger.note import VerifierKey
 from ledger.touches import Condition
@@ -46,6 +54,8 @@ _OPTIONS: Final = (
 _DEADLINE: Final = 30.0  # seconds
 _ATTEMPTS: Final = 8
 _MAX_DELAY: Final = 2.0  # seconds between two attempts
+_RESTART: Final = 0.5  # seconds
+_NO_HELP: Final = frozenset({"INTERNAL", "UNKNOWN"})  # faults of a server, not its end
 _NOTES_KEPT: Final = 64
 _SLICE: Final = 4096  # entries proven together when reading
 
@@ -133,13 +143,23 @@ class LedgerClient:
         return await self.retry(once)
 
     async def retry(self, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """Runs `attempt` again while it says OverloadedError, `attempts` times in all."""
+        """Runs `attempt` again while another may help, `attempts` times in all."""
         for number in range(1, self.attempts):
             try:
                 return await attempt()
-            except OverloadedError as error:
-                await asyncio.sleep(min(_MAX_DELAY, error.retry_after * 2 ** (number - 1)))
+            except AssayError as error:
+                await asyncio.sleep(self.delay(error, number))
         return await attempt()
+
+    def delay(self, error: AssayError, failures: int) -> float:
+        """Seconds to wait after that many failures in a row. Raises `error` where sending again is no help."""
+        if isinstance(error, OverloadedError):
+            first = error.retry_after
+        elif isinstance(error, FatalError) and error.reason not in _NO_HELP:
+            first = _RESTART  # The ledger stops, and may come back.
+        else:
+            raise error
+        return min(_MAX_DELAY, first * 2 ** (failures - 1))
 
     # --- read -----------------------------------------------------------------------------------------------
 

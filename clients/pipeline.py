@@ -19,7 +19,7 @@ import grpc.aio
 
 from clients.acknowledgement import Placed, SignedBatch, check_placed
 from ledger.checkpoint import Checkpoint
-from ledger.errors import OverloadedError
+from ledger.errors import AssayError, InputError, OverloadedError
 from ledger.v1 import ledger_pb2
 from ledger.wire import error_of
 
@@ -32,7 +32,6 @@ Batches: TypeAlias = Iterable[Sequence[bytes]] | AsyncIterable[Sequence[bytes]]
 
 _END: Final = object()
 _CALL_FAILURES: Final = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
-_MAX_DELAY: Final = 2.0  # seconds
 _RETRY_AFTER: Final = 0.2  # seconds
 
 
@@ -71,11 +70,11 @@ class Pipeline:
                 async for placed in self._one_call():
                     failures = 0
                     yield placed
-            except OverloadedError as error:
+            except AssayError as error:
                 failures += 1
                 if failures >= self._client.attempts:
                     raise
-                await asyncio.sleep(min(_MAX_DELAY, error.retry_after * 2 ** (failures - 1)))
+                await asyncio.sleep(self._client.delay(error, failures))
 
     async def close(self) -> None:
         """Lets go of the source."""
@@ -128,7 +127,7 @@ class Pipeline:
     ) -> tuple[Placed, Checkpoint]:
         if response.WhichOneof("result") != "placed":
             error = error_of(response.refused)
-            self._refused = not isinstance(error, OverloadedError)
+            self._refused = isinstance(error, InputError)
             raise error
         answer = response.placed
         # The first answer is proven from what was remembered, each later one from the one before.

@@ -275,7 +275,7 @@ def retry_debt(given: Input) -> Notes:
         notes.add_if(rollout.conflict, "CONFLICT", rollout.enqueued)
         attempts = list(rollout.attempts.values())
         notes.cite(fact for attempt in attempts for fact in (attempt.started, attempt.ended))
-        if _has_gap(attempts):
+        if _has_gap(attempts) or (not attempts and _said_completed(rollout)):
             counts["number_gaps"] += 1
             notes.add("NUMBER_GAP", rollout.enqueued)
         _count_retries(attempts, budget, counts, unexpected)
@@ -290,6 +290,10 @@ def retry_debt(given: Input) -> Notes:
         notes.add_if(len(silent) > bounds.max_silent, "SILENT_FAILURE", *silent)
     notes.counts = counts
     return notes
+
+
+def _said_completed(rollout: RolloutEvidence) -> bool:
+    return rollout.ended is not None and rollout.ended.body.status in _COMPLETED_ROLLOUT
 
 
 def _has_gap(attempts: list[Attempt]) -> bool:

@@ -20,6 +20,7 @@ from ledger.v1 import canary_pb2, event_pb2, options_pb2
 __all__ = [
     "AUTHORITY",
     "STANDS_ALONE",
+    "TOUCHES_NOTHING",
     "Condition",
     "judgment_keys",
     "pointer_key",
@@ -135,6 +136,10 @@ _TOUCHES: Final[dict[str, _Keys]] = {
     "training_paused": _update,
     "training_resumed": _update,
 }
+
+
+#: Bodies that touch no key, so that whoever has a batch of nothing else need not look at each event.
+TOUCHES_NOTHING: Final = frozenset(body for body, keys in _TOUCHES.items() if keys is _none)
 
 
 def touches(event: event_pb2.Event) -> tuple[str, ...]:

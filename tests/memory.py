@@ -40,7 +40,9 @@ RELEASE_ACTOR = root_pb2.APPROVER_KIND_RELEASE_ACTOR
 _CANDIDATES: Final = Path(__file__).parents[1] / "clients" / "demo" / "candidates.json"
 _DESTINATION: Final = options_pb2.ENVIRONMENT_TARGET_DESTINATION
 
-Authored: TypeAlias = event_pb2.Event | tuple[str, event_pb2.Event]  # by the role's first principal, or by name
+Authored: TypeAlias = (
+    event_pb2.Event | tuple[str, event_pb2.Event]
+)  # by the role's first principal, or by name
 Mutation: TypeAlias = Callable[[str, Events], Iterable[Authored]]
 
 
@@ -170,7 +172,7 @@ def demo_document(change: Callable[[dict[str, Any]], None] | None = None) -> Dem
 
 
 def small(raw: dict[str, Any]) -> None:
-    """Candidates of six rollouts, ten cases and two canary tasks: the same meaning in a tenth of the entries."""
+    """Candidates of six rollouts, ten cases and two canary tasks: the same meaning in fewer entries."""
     raw["holdout"] |= {"families": ["refunds", "joins"], "cases_per_family": 5, "protected": ["refunds"]}
     raw["policy"]["span_coverage"]["min_completed"] = 5
     raw["policy"]["canary_verified"]["min_tasks"] = 2
@@ -215,7 +217,7 @@ class Story:
         return self.scenario.scope
 
     def write(self, events: Iterable[Authored], author: str | None = None) -> None:
-        """Appends events one by one, each by the author that it comes with, or `author`, or its role's first."""
+        """Appends events one by one: by the author that one comes with, or `author`, or its role's first."""
         for item in events:
             by, event = (author, item) if isinstance(item, event_pb2.Event) else item
             self.log.append(by or BY_ROLE[role_name(WRITER[event.WhichOneof("body")])], [event])
@@ -295,7 +297,7 @@ class Story:
         self,
         candidate: Candidate,
         name: str,
-        edit: Callable[[canary_pb2.CanaryStarted], None] = lambda started: None,
+        edit: Callable[[canary_pb2.CanaryStarted], None] = lambda _: None,
         mutate: Mutation = unchanged,
     ) -> None:
         """One more canary window under the pins of the last freeze, the way back rehearsed in it."""
@@ -352,16 +354,14 @@ class Story:
 
     def judged(self, update: str, step: int = CANARY, size: int | None = None) -> Judgement:
         """The judgement at a size, the present one unless told."""
-        return self.judge.evaluate(
-            self.log.receipts, update, step, self.log.size if size is None else size
-        )
+        return self.judge.evaluate(self.log.receipts, update, step, self.log.size if size is None else size)
 
     def approve(
         self,
         candidate: Candidate,
         step: options_pb2.Step.ValueType = CANARY,
         by: str | None = None,
-        edit: Callable[[Any], None] = lambda approval: None,
+        edit: Callable[[Any], None] = lambda _: None,
     ) -> None:
         """The approver approves exactly the present evidence, unless `edit` changes what it says."""
         judgement = self.judged(self.scenario.update_id(candidate), step)

@@ -1,1 +1,1 @@
-"""The command `assay`: small files, one a group of commands; nothing is imported before a command needs it."""
+"""The command `assay`: a small file for each group of commands, which imports only what it then needs."""

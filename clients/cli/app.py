@@ -12,10 +12,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -34,7 +34,10 @@ __all__ = [
     "UpdateArgument",
     "group",
     "session_of",
+    "wait_for",
 ]
+
+_T = TypeVar("_T")
 
 #: Roles that read all, the one with the least power first.
 READERS: Final = ("auditor", "operator", "approver", "judge", "canary")
@@ -132,6 +135,13 @@ def _report(session: object, line: str, error: BaseException) -> None:
     typer.secho(f"assay: {line}", err=True, fg=typer.colors.RED)
 
 
+def wait_for(work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs a coroutine to its end; what needs no network never loads an event loop."""
+    import asyncio
+
+    return asyncio.run(work)
+
+
 def group(text: str) -> typer.Typer:
     """A group of commands with its help."""
     return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode="rich")
@@ -144,7 +154,9 @@ def _note_json(context: typer.Context, value: bool) -> bool:
 
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Answer in JSON.", callback=_note_json, is_eager=True)]
-UpdateArgument = Annotated[str, typer.Argument(metavar="UPDATE", help="Id of the update.", show_default=False)]
+UpdateArgument = Annotated[
+    str, typer.Argument(metavar="UPDATE", help="Id of the update.", show_default=False)
+]
 ResourceArgument = Annotated[
     str, typer.Argument(metavar="RESOURCE", help="Name of the resource.", show_default=False)
 ]

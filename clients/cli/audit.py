@@ -1,42 +1,33 @@
 """Verification and replay of a file, without a network: what `assay verify` and `assay replay` stand on.
 
 Rules:
-1. A remembered checkpoint advances only after a full pass (step V7); on a fork both signed notes are kept.
-2. A replay takes two passes in bounded memory: the first finds the sizes that verdicts were made at, the second
-   verifies, folds, and takes the roots at those sizes as they stream past.
-3. What the first pass reads is believed in nothing: a size that it missed makes the replay fail.
+1. A remembered checkpoint advances only after a full pass (step V7), a replay's own steps included.
+2. On a fork both signed notes are kept.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO
 
 from clients.cli.show import progress
 from clients.memory import Memory
-from gate.replay import Replay, Replayed
 from ledger.checkpoint import parse_checkpoint_text
-from ledger.entry import decode_entry
-from ledger.errors import FormatError, VerificationError
+from ledger.errors import VerificationError
 from ledger.export import read_export
-from ledger.fold import read_event
-from ledger.merkle import Frontier
 from ledger.note import parse_note
 from ledger.verify import Verified, read_trust, verify_export
 
 if TYPE_CHECKING:
-    from ledger.fold import Fold
+    from gate.replay import Replayed
     from ledger.receipt import Receipts
-    from ledger.trust import Grant, TrustDocument
-    from ledger.v1 import event_pb2
+    from ledger.trust import TrustDocument
 
-__all__ = ["Audit", "audit", "default_memory", "replay_file"]
-
-# The tag of VerdictIssued in an event: varint of 242 << 3 | 2. Rules most entries out before they are parsed.
-_VERDICT_TAG: Final = b"\x92\x0f"
+__all__ = ["Audit", "default_memory"]
 
 
 def default_memory() -> Path:
@@ -57,24 +48,51 @@ class Audit:
         """Reads the trust document. Raises VerificationError V1, OSError."""
         return cls(read_trust(trust.read_bytes()), memory)
 
+    def verify(self, file: Path) -> Verified:
+        """Steps V2 to V7 of an export file; a pass is remembered.
 
-def audit(file: Path, by: Audit, label: str = "verify", fold: Fold | None = None) -> Verified:
-    """Steps V2 to V7 of an export file; remembers its checkpoint after a full pass.
+        Raises VerificationError, CannotTellError, FormatError for a broken memory, OSError.
+        """
 
-    Raises VerificationError, CannotTellError, FormatError for a broken memory, OSError.
-    """
-    memory = None if by.memory is None else Memory(by.trust, by.memory)
-    remembered = None if memory is None else memory.note
-    try:
-        with file.open("rb") as stream, progress(label, file.stat().st_size) as advance:
-            verified = verify_export(stream, by.trust, remembered=remembered, fold=fold, progress=advance)
-    except VerificationError as error:
-        if memory is not None and error.reason == "FORKED":
-            _keep_both(file, memory)
-        raise
-    if memory is not None:
+        def run(remembered: bytes | None) -> Verified:
+            with file.open("rb") as stream, progress("verify", file.stat().st_size) as advance:
+                return verify_export(stream, self.trust, remembered=remembered, progress=advance)
+
+        return self._remembering(file, run)
+
+    def replay(self, file: Path) -> tuple[Verified, Replayed, Receipts]:
+        """Steps V2 to V7 and R1 to R3; gives the receipts at the file's end too. Errors as `verify`'s."""
+        from gate.replay import replay_export
+
+        replayed: list[tuple[Replayed, Receipts]] = []
+
+        def run(remembered: bytes | None) -> Verified:
+            # The file is read twice.
+            with ExitStack() as opened, progress("replay", 2 * file.stat().st_size) as advance:
+
+                def reopen() -> BinaryIO:
+                    return opened.enter_context(file.open("rb"))
+
+                verified, replay = replay_export(reopen, self.trust, remembered=remembered, progress=advance)
+            replayed.append((replay.result(), replay.receipts))
+            return verified
+
+        verified = self._remembering(file, run)
+        return verified, *replayed[0]
+
+    def _remembering(self, file: Path, run: Callable[[bytes | None], Verified]) -> Verified:
+        """Runs a pass against what is remembered, and remembers what passed."""
+        if self.memory is None:
+            return run(None)
+        memory = Memory(self.trust, self.memory)
+        try:
+            verified = run(memory.note)
+        except VerificationError as error:
+            if error.reason == "FORKED":
+                _keep_both(file, memory)
+            raise
         memory.advance(verified.checkpoint, parse_checkpoint_text(parse_note(verified.checkpoint).text))
-    return verified
+        return verified
 
 
 def _keep_both(file: Path, memory: Memory) -> None:
@@ -82,70 +100,3 @@ def _keep_both(file: Path, memory: Memory) -> None:
     with file.open("rb") as stream:
         note, _ = read_export(stream)
     memory.check(memory.checkpoint, note, parse_checkpoint_text(parse_note(note).text), [])
-
-
-class _RootsThen:
-    """The fold of a replay, with the log's root at each size that a verdict names."""
-
-    def __init__(self, sizes: frozenset[int]) -> None:
-        self.replay = Replay(self._root_at)
-        self._sizes = sizes
-        self._roots: dict[int, bytes] = {}
-        self._tree = Frontier()
-
-    def apply(
-        self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
-    ) -> None:
-        """Takes the next entry."""
-        self.replay.apply(index, recorded_at, leaf, grant, event, alone)
-        self._tree.append(leaf)
-        if self._tree.size in self._sizes:
-            self._roots[self._tree.size] = self._tree.root()
-
-    def _root_at(self, size: int) -> bytes:
-        if size not in self._roots:
-            raise VerificationError(
-                "R2", "FILE_CHANGED", f"expected the same file in both passes, got a verdict made at size {size}"
-            )
-        return self._roots[size]
-
-
-def replay_file(file: Path, by: Audit) -> tuple[Verified, Replayed, Receipts]:
-    """Verifies and replays an export file: who passed, what was replayed, and the receipts at its end.
-
-    Raises VerificationError V1 to V7 and R1 to R3, CannotTellError NEWER_EVENT_TYPE, OSError.
-    """
-    fold = _RootsThen(_sizes_judged(file))
-    verified = audit(file, by, "replay", fold)
-    return verified, fold.replay.result(), fold.replay.receipts
-
-
-def _sizes_judged(file: Path) -> frozenset[int]:
-    """The log sizes that verdicts in the file name; a file that does not parse ends the search early."""
-    sizes: set[int] = set()
-    with file.open("rb") as stream, progress("look for verdicts", file.stat().st_size) as advance:
-        try:
-            _, chunks = read_export(stream)
-            for entry in _entries(chunks, advance):
-                if _VERDICT_TAG in entry:
-                    event, body = read_event(decode_entry(entry).event)
-                    if body == "verdict_issued":
-                        sizes.add(event.verdict_issued.log_size)
-        except FormatError:
-            return frozenset(sizes)  # the pass that verifies says what is wrong, and where
-    return frozenset(sizes)
-
-
-def _entries(chunks: Iterator[bytes], advance: Callable[[int], None]) -> Iterator[bytes]:
-    """The entries of a run that comes cut anywhere; what is left at its end is the verifier's matter."""
-    rest = b""
-    for chunk in chunks:
-        data, position = rest + chunk, 0
-        while position + 2 <= len(data):
-            stop = position + 2 + int.from_bytes(data[position : position + 2], "big")
-            if stop > len(data):
-                break
-            yield data[position + 2 : stop]
-            position = stop
-        rest = data[position:]
-        advance(len(chunk))

@@ -1,14 +1,13 @@
 """`assay evaluate`, `approve`, `withdraw`, `promote`, `rollback`: what release owners decide, and its record.
 
 Rules:
-1. An approval names what was shown: update, step, evidence digest, policy digest. The human types the digest's
-   beginning, so that nobody approves what changed since it was shown.
+1. An approval names what was shown: update, step, evidence digest, policy digest. The human types how the
+   digest begins, so that nobody approves what changed since it was shown.
 2. No approval makes a failing check pass; approving such an update needs `--anyway`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -21,6 +20,7 @@ from clients.cli.app import (
     StepOption,
     UpdateArgument,
     session_of,
+    wait_for,
 )
 from clients.cli.exits import Exit
 
@@ -50,7 +50,7 @@ def evaluate(
     from clients.cli.parse import parse_step
     from clients.cli.show import emit
 
-    judged = asyncio.run(_judged(session_of(context), update, parse_step(step), record))
+    judged = wait_for(_judged(session_of(context), update, parse_step(step), record))
     emit(judged.document(), as_json, judged.show)
     if judged.holds:
         raise typer.Exit(Exit.HOLD)
@@ -74,7 +74,9 @@ def approve(
     step: StepOption,
     digest: Annotated[
         str | None,
-        typer.Option("--digest", metavar="XXXXXXXX", help="First 8 digits of the evidence digest, for scripts."),
+        typer.Option(
+            "--digest", metavar="XXXXXXXX", help="First 8 digits of the evidence digest, for scripts."
+        ),
     ] = None,
     valid_for: Annotated[
         str, typer.Option("--valid-for", metavar="DURATION", help="How long it counts, such as 90m, 24h, 7d.")
@@ -85,7 +87,8 @@ def approve(
 ) -> None:
     """Approve one step of one update, for exactly the evidence and the policy that are shown.
 
-    Asks for the first 8 digits of the evidence digest. New evidence makes the approval void, and so does a new policy.
+    Asks for the first 8 digits of the evidence digest.
+    New evidence makes the approval void, and so does a new policy.
     """
     from clients.cli.findings import blockers
     from clients.cli.parse import parse_seconds, parse_step
@@ -94,7 +97,7 @@ def approve(
     from ledger.errors import RefusedError
 
     session, seconds = session_of(context), parse_seconds(valid_for)
-    judged = asyncio.run(_judged(session, update, parse_step(step)))
+    judged = wait_for(_judged(session, update, parse_step(step)))
     approver = session.principal("approver", among=judged.approvers)
     if not as_json:
         judged.show()
@@ -102,10 +105,11 @@ def approve(
     if failing and not anyway:
         shown = ", ".join(f"{finding.check} {state_name(finding.state)}" for finding in failing)
         raise RefusedError(
-            "NOT_READY", f"expected PASS but for the approval, got {shown}: no approval mends these (--anyway)"
+            "NOT_READY",
+            f"expected PASS but for the approval, got {shown}: no approval mends these (--anyway)",
         )
     _check_typed(judged, digest, approver, valid_for)
-    placed, granted = asyncio.run(_approve(session, judged, approver, seconds * _US, comment))
+    placed, granted = wait_for(_approve(session, judged, approver, seconds * _US, comment))
     document = {
         "update": update,
         "step": step,
@@ -134,7 +138,7 @@ def _check_typed(judged: Judged, digest: str | None, approver: str, valid_for: s
     expected = judged.verdict.evidence_digest.hex()[:_TYPED]
     if digest is None:
         digest = typer.prompt(
-            f"To approve as {approver} for {valid_for}, type the first {_TYPED} digits of the evidence digest",
+            f"To approve as {approver} for {valid_for}, type the evidence digest's first {_TYPED} digits",
             err=True,
         )
     if digest.strip().lower() != expected:
@@ -191,7 +195,7 @@ def withdraw(
         async with open_desk(session, "approver", among=[item["by"] for item in held]) as desk:
             return (await desk.ledger.append([event(body)])).first_index, desk.identity.name
 
-    index, name = asyncio.run(send())
+    index, name = wait_for(send())
     emit(
         {"update": update, "approval": approval, "by": name, "index": index},
         as_json,
@@ -222,7 +226,7 @@ def promote(
         async with open_desk(session, "operator", "approver") as desk:
             return await desk.gate.promote(update, verdict)
 
-    moved = asyncio.run(send())
+    moved = wait_for(send())
     body = moved.promoted
     scope = f"{body.scope.workflow}/{body.scope.segment}"
     document = {
@@ -263,7 +267,7 @@ def rollback(
     from clients.cli.parse import parse_scope
     from clients.cli.show import emit, lines, pairs
 
-    request, undone = asyncio.run(_roll_back(session_of(context), resource, parse_scope(scope), reason))
+    request, undone = wait_for(_roll_back(session_of(context), resource, parse_scope(scope), reason))
     body = undone.rolled_back
     document = {
         "resource": resource,

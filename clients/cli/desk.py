@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from clients.cli.app import Session
 from clients.gate import GateClient

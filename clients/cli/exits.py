@@ -2,7 +2,7 @@
 
 Rules:
 1. A code tells a script who must act; `EXIT_HELP` prints the same table to people.
-2. 1 is HOLD and nothing else: a fault of the command itself or a broken-off command never looks like a verdict.
+2. 1 is HOLD and nothing else: neither a fault of the command nor a broken-off one looks like a verdict.
 3. A line says what was expected, what came, and what to do next. Programs read the reason, never the text.
 """
 

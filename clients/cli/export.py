@@ -1,22 +1,18 @@
-"""`assay export`: the whole log in one file, verified while it comes."""
+"""`assay export`: the whole log in one file, proven as it comes and verified before it gets its name."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clients.cli.app import READERS, JsonFlag, session_of
+from clients.cli.app import READERS, JsonFlag, session_of, wait_for
 
 if TYPE_CHECKING:
     from clients.identity import Identity
-    from ledger.verify import Verified
 
 __all__ = ["export"]
-
-_SLICE: Final = 1024  # entries verified and written together
 
 
 def export(
@@ -29,8 +25,9 @@ def export(
 ) -> None:
     """Write the whole log and its checkpoint to FILE; anyone can verify it later, offline.
 
-    Every entry passes steps V2 to V7 on its way. The file appears under its name only when all of it holds.
+    Each entry is proven on its way, and the whole is verified (V2 to V7) before the file gets its name.
     """
+    from clients.cli.audit import Audit
     from clients.cli.show import emit, lines
     from clients.identity import load_identity
     from ledger.errors import RefusedError
@@ -39,9 +36,10 @@ def export(
     if file.exists() and not force:
         raise RefusedError("FILE_EXISTS", f"expected a new file, got {file}; --force replaces it")
     identity = load_identity(session.home, session.principal(*READERS))
-    draft = file.with_name(f".{file.name}.part")
+    draft = file.with_name(f".{file.name}.unverified")
     try:
-        verified = asyncio.run(_download(identity, draft))
+        wait_for(_download(identity, draft))
+        verified = Audit(identity.trust, None).verify(draft)
         draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
@@ -63,29 +61,18 @@ def export(
     )
 
 
-async def _download(identity: Identity, draft: Path) -> Verified:
+async def _download(identity: Identity, draft: Path) -> None:
     from clients.cli.show import progress
+    from clients.export import export_log
     from clients.ledger import LedgerClient
-    from ledger.checkpoint import parse_checkpoint_text
-    from ledger.entry import encode_run
-    from ledger.export import encode_export_header
-    from ledger.note import parse_note
-    from ledger.verify import Verifier
 
     async with LedgerClient(identity) as client:
-        note = await client.checkpoint_note()
-        size = parse_checkpoint_text(parse_note(note).text).size
-        verifier = Verifier(identity.trust)
-        # Writing blocks the loop; nothing else runs in it.
-        with draft.open("wb") as out, progress("export", size) as advance:  # noqa: ASYNC230
-            out.write(encode_export_header(note))
-            held: list[bytes] = []
-            async for index, entry in client.read(0, size):
-                held.append(entry)
-                if len(held) == _SLICE or index == size - 1:
-                    run = encode_run(held)
-                    verifier.feed(run)
-                    out.write(run)
-                    advance(len(held))
-                    held.clear()
-        return verifier.finish(note)
+        with progress("export", (await client.get_checkpoint()).size) as advance:
+            shown = 0
+
+            def tell(so_far: int, _: int) -> None:
+                nonlocal shown
+                advance(so_far - shown)
+                shown = so_far
+
+            await export_log(client, draft, tell)

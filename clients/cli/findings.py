@@ -76,9 +76,7 @@ def why(finding: gate_pb2.Finding) -> str:
     return "; ".join(REASONS[code][1] if code in REASONS else code for code in finding.reasons)
 
 
-def show_findings(
-    verdict: gate_pb2.Verdict.ValueType, findings: Sequence[gate_pb2.Finding], *, details: bool = False
-) -> None:
+def show_findings(verdict: int, findings: Sequence[gate_pb2.Finding], *, details: bool = False) -> None:
     """The verdict and its seven checks; `details` adds counts and the cited entries."""
     lines(verdict_name(verdict))
     rows = [

@@ -1,4 +1,4 @@
-"""A judgement that the gate gave, with the frame that it holds in: what explain, evaluate and approve share."""
+"""A judgement by the gate, with the frame that it holds in: what explain, evaluate and approve share."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ class Judged:
             lines(f"recorded at index {self.answer.index}")
 
 
-async def judge(
-    desk: Desk, update: str, step: options_pb2.Step.ValueType, *, record: bool = False
-) -> Judged:
+async def judge(desk: Desk, update: str, step: options_pb2.Step.ValueType, *, record: bool = False) -> Judged:
     """Asks the gate, then for the receipt. Raises AssayError as both do."""
     receipt = await desk.receipts.get_update(update)
     return Judged(receipt, await desk.gate.evaluate(update, step, record=record))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from dataclasses import dataclass
@@ -10,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from clients.cli.app import READERS, JsonFlag, session_of
+from clients.cli.app import READERS, JsonFlag, session_of, wait_for
 from clients.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from clients.cli.app import Session
     from clients.cli.desk import Desk
     from ledger.v1 import options_pb2, receipt_pb2
@@ -26,10 +23,10 @@ _LAST: Final = 20  # entries that `tail` shows without --from
 
 
 def status(context: typer.Context, as_json: JsonFlag = False) -> None:
-    """Whether ledger and gate answer, where each pointer stands, and what waits. Unreachable is exit code 7."""
+    """Whether ledger and gate answer (if not: exit code 7), where each pointer stands, and what waits."""
     from clients.cli.show import emit, lines, pairs, table
 
-    document = asyncio.run(_status(session_of(context)))
+    document = wait_for(_status(session_of(context)))
 
     def show() -> None:
         pairs(
@@ -140,9 +137,7 @@ def _is_default(summary: receipt_pb2.UpdateSummary, defaults: _Defaults) -> bool
     )
 
 
-async def _pointer(
-    desk: Desk, key: _Key, found: receipt_pb2.ResolveDefaultResponse | None
-) -> dict[str, Any]:
+async def _pointer(desk: Desk, key: _Key, found: receipt_pb2.ResolveDefaultResponse | None) -> dict[str, Any]:
     from clients.cli.receipts import origin_of
     from ledger.errors import NotFoundError
 
@@ -170,7 +165,7 @@ def updates(
     """The updates of this log, oldest first; with --waiting what each of them waits for."""
     from clients.cli.show import emit, lines, table
 
-    rows = asyncio.run(_updates(session_of(context), waiting))
+    rows = wait_for(_updates(session_of(context), waiting))
 
     def show() -> None:
         if not rows:
@@ -203,7 +198,9 @@ async def _updates(session: Session, waiting: bool) -> list[dict[str, Any]]:
                 "scope": f"{summary.scope.workflow}/{summary.scope.segment}" if summary.resource else None,
                 "proposed_by": summary.proposed_by or None,
                 "candidate": summary.candidate_digest.hex() or None,
-                "verdict": f"{verdict_name(summary.verdict)} ({STEPS[summary.verdict_step]})" if judged else None,
+                "verdict": f"{verdict_name(summary.verdict)} ({STEPS[summary.verdict_step]})"
+                if judged
+                else None,
                 "verdict_index": summary.verdict_index if judged else None,
                 "stands": summary.stands,
                 "is_default": done,
@@ -259,7 +256,7 @@ def tail(
 
     Each entry is proven to be in the log before it is printed.
     """
-    asyncio.run(_tail(session_of(context), start, follow, as_json))
+    wait_for(_tail(session_of(context), start, follow, as_json))
 
 
 async def _tail(session: Session, start: int | None, follow: bool, as_json: bool) -> None:
@@ -325,4 +322,5 @@ def _line(shown: dict[str, Any]) -> str:
 
     claim = shown["claim"] or {}
     about = " ".join(f"{key}={claim[key]}" for key in _ABOUT if key in claim)
-    return f"{shown['index']:>8}  {moment(shown['recorded_at'])}  {shown['author']:<12}  {shown['type']}  {about}"
+    when = moment(shown["recorded_at"])
+    return f"{shown['index']:>8}  {when}  {shown['author']:<12}  {shown['type']}  {about}"

@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
-from clients.cli import offline, setup
+from clients.cli import decide, look, offline, receipts, setup
 from clients.cli.app import AssayGroup, Session
 from clients.cli.exits import EXIT_HELP
 from clients.cli.export import export
+from clients.cli.imports import imports
+from clients.cli.publish import publish
+from clients.cli.update import update
 
 __all__ = ["app", "main"]
 
@@ -18,7 +21,7 @@ _HELP = """An assay office for reinforcement-learning updates of agents.
 
 The trainer proposes, the ledger remembers, the gate decides, and anyone can check all three offline.
 
-A new version of a model or prompt stays a candidate until evidence that the learner could not write says otherwise.
+A new model or prompt stays a candidate until evidence says otherwise that the learner cannot write.
 Only seven PASSes promote; HOLD says what is missing. Asking for the default never yields a candidate.
 
 First steps: assay demo · assay init --dev · assay serve ledger · assay serve gate · assay status
@@ -38,10 +41,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_AUDIT = "Anyone, offline"
-_OPERATE = "Set up and operate"
-_LOOK = "Look"
 _DECIDE = "Decide"
+_LOOK = "Look"
+_AUDIT = "Check, offline"
+_OPERATE = "Set up and operate"
 
 
 @app.callback()
@@ -53,7 +56,10 @@ def root(
     name: Annotated[
         str | None,
         typer.Option(
-            "--as", metavar="NAME", help="Principal to act as.", show_default="the only one of the role needed"
+            "--as",
+            metavar="NAME",
+            help="Principal to act as.",
+            show_default="the only one of the role needed",
         ),
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
@@ -62,11 +68,30 @@ def root(
     context.obj = Session(home, name, debug)
 
 
-app.command(rich_help_panel=_OPERATE)(setup.init)
+for _panel, _command in (
+    (_DECIDE, receipts.explain),
+    (_DECIDE, decide.evaluate),
+    (_DECIDE, decide.approve),
+    (_DECIDE, decide.withdraw),
+    (_DECIDE, decide.promote),
+    (_DECIDE, decide.rollback),
+    (_LOOK, look.status),
+    (_LOOK, look.updates),
+    (_LOOK, receipts.receipt),
+    (_LOOK, receipts.default),
+    (_LOOK, receipts.candidate),
+    (_LOOK, look.tail),
+    (_AUDIT, offline.verify),
+    (_AUDIT, offline.replay),
+    (_OPERATE, setup.demo),
+    (_OPERATE, setup.init),
+    (_OPERATE, export),
+):
+    app.command(rich_help_panel=_panel)(_command)
 app.add_typer(setup.serve, name="serve", rich_help_panel=_OPERATE)
-app.command(rich_help_panel=_AUDIT)(offline.verify)
-app.command(rich_help_panel=_AUDIT)(offline.replay)
-app.command(rich_help_panel=_AUDIT)(export)
+app.add_typer(publish, name="publish", rich_help_panel=_OPERATE)
+app.add_typer(update, name="update", rich_help_panel=_OPERATE)
+app.add_typer(imports, name="import", rich_help_panel=_OPERATE)
 
 
 def main() -> None:

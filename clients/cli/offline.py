@@ -42,9 +42,7 @@ MemoryOption = Annotated[
         show_default="~/.local/state/assay/checkpoints",
     ),
 ]
-ForgetOption = Annotated[
-    bool, typer.Option("--forget", help="Neither use nor keep a remembered checkpoint.")
-]
+ForgetOption = Annotated[bool, typer.Option("--forget", help="Neither use nor keep a remembered checkpoint.")]
 
 
 def _memory(memory: Path | None, forget: bool) -> Path | None:
@@ -62,16 +60,16 @@ def verify(
     forget: ForgetOption = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check a whole log: every signature, link, sequence, right to write, and the checkpoint (steps V1 to V7).
+    """Check a whole log: every signature, link, sequence, right to write, the checkpoint (V1 to V7).
 
     The first fault is named by index, step, expected and got.
     A pass is remembered, so that the next file of this log must continue this one.
     """
-    from clients.cli.audit import Audit, audit
+    from clients.cli.audit import Audit
     from clients.cli.show import emit, lines, moment, pairs
 
     by = Audit.of(trust, _memory(memory, forget))
-    verified = audit(file, by)
+    verified = by.verify(file)
     document = _document(verified, by.memory)
 
     def show() -> None:
@@ -134,7 +132,7 @@ def replay(
     Verifies (V1 to V7), then replays: R1 pointer moves, R2 verdicts, R3 freezes, pauses, resumes.
     With --update it prints the table of checks as of the file's last entry; a HOLD is exit code 1.
     """
-    from clients.cli.audit import Audit, replay_file
+    from clients.cli.audit import Audit
     from clients.cli.parse import parse_step
     from clients.cli.show import emit, lines
 
@@ -142,7 +140,7 @@ def replay(
         raise typer.BadParameter("expected --update and --step together")
     number = None if step is None else parse_step(step)
     by = Audit.of(trust, _memory(memory, forget))
-    verified, replayed, receipts = replay_file(file, by)
+    verified, replayed, receipts = by.replay(file)
     document = _document(verified, by.memory) | _replayed(replayed)
     judged = None if update is None or number is None else _Judged.at_end(receipts, update, number)
     if judged is not None:

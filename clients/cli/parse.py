@@ -60,7 +60,9 @@ def parse_seconds(text: str) -> int:
     """`90m`, `12h`, `7d` in seconds. Raises FormatError BAD_DURATION."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise FormatError("BAD_DURATION", f"expected a number and s, m, h or d such as 24h, got {text[:80]!r}")
+        raise FormatError(
+            "BAD_DURATION", f"expected a number and s, m, h or d such as 24h, got {text[:80]!r}"
+        )
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -72,6 +74,8 @@ def parse_counts(texts: list[str], what: str, *, default: int | None) -> dict[st
         if not equals:
             name, number = text, "" if default is None else str(default)
         if not name or not number.isdecimal() or int(number) >= 2**32 or name in counts:
-            raise FormatError("BAD_COUNT", f"{what}: expected each name once as name=count, got {text[:80]!r}")
+            raise FormatError(
+                "BAD_COUNT", f"{what}: expected each name once as name=count, got {text[:80]!r}"
+            )
         counts[name] = int(number)
     return counts

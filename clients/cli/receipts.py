@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -15,6 +14,7 @@ from clients.cli.app import (
     ScopeArgument,
     UpdateArgument,
     session_of,
+    wait_for,
 )
 from clients.cli.exits import Exit
 
@@ -42,7 +42,7 @@ def receipt(context: typer.Context, update: UpdateArgument, as_json: JsonFlag = 
         async with open_desk(session, *READERS) as desk:
             return await desk.receipts.get_update(update)
 
-    document = asyncio.run(ask())
+    document = wait_for(ask())
     emit(document, as_json, lambda: lines(*_receipt_lines(document)))
 
 
@@ -140,7 +140,7 @@ def explain(
     from clients.cli.show import emit
 
     session = session_of(context)
-    judged = asyncio.run(_explained(session, update, None if step is None else parse_step(step)))
+    judged = wait_for(_explained(session, update, None if step is None else parse_step(step)))
     emit(judged.document(), as_json, lambda: judged.show(details=True))
     if judged.holds:
         raise typer.Exit(Exit.HOLD)
@@ -172,7 +172,7 @@ def default(
         async with open_desk(session, *READERS, "runner", "trainer") as desk:
             return await desk.receipts.resolve_default(resource, place)
 
-    found = asyncio.run(ask())
+    found = wait_for(ask())
     origin = origin_of(found)
     document = {
         "resource": resource,
@@ -220,7 +220,7 @@ def candidate(
         async with open_desk(session, *READERS, "runner", "trainer") as desk:
             return await desk.receipts.latest_candidate(resource, place)
 
-    found = asyncio.run(ask())
+    found = wait_for(ask())
     document = {
         "resource": resource,
         "scope": scope,

@@ -1,22 +1,56 @@
-"""`assay init`, `assay serve`: a home for one machine, and the two processes that live in it."""
+"""`assay demo`, `assay init`, `assay serve`: a home for one machine, and the two processes in it."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from clients.cli.app import JsonFlag, group, session_of
+from clients.cli.exits import Exit
 
-__all__ = ["init", "serve"]
+__all__ = ["demo", "init", "serve"]
 
 serve = group("Run a service of a home in the foreground, until SIGTERM or Ctrl-C.")
+
+
+def demo(
+    candidates: Annotated[
+        Path | None,
+        typer.Option(
+            "--candidates",
+            exists=True,
+            dir_okay=False,
+            help="Candidates file to edit and try.",
+            show_default="the four of the demo",
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", file_okay=False, help="Folder to keep the home and its log in, new or empty."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The whole path once, from an empty folder to a replayed verdict: four candidates, one promotion."""
+    from clients.cli.show import console, stages
+    from clients.demo.run import as_json as demo_json
+    from clients.demo.run import run_demo
+    from clients.demo.show import show_result
+
+    document = None if candidates is None else candidates.read_bytes()
+    with stages() as tell:
+        result = run_demo(document, keep, tell)
+    if as_json:
+        typer.echo(demo_json(result))
+    else:
+        show_result(console(), result)
+    if result.failures:
+        raise typer.Exit(Exit.NOT_TRUE)
 
 
 def init(
@@ -37,7 +71,7 @@ def init(
     ] = "assay.local",
     as_json: JsonFlag = False,
 ) -> None:
-    """Make a home: a certificate authority, a key per principal, the log's first two batches, a trust document."""
+    """Make a home: certificates, a key for each principal, the log's first batches, a trust document."""
     from clients.cli.show import emit, lines, pairs
     from clients.home import create_home
 
@@ -88,45 +122,24 @@ def init(
 @serve.command("ledger")
 def serve_ledger(context: typer.Context) -> None:
     """Run the ledger. Says so in one line of JSON once it serves."""
-    home = session_of(context).home
-    _become("ledger.server", "--config", str(_ledger_config(home)))
+    from clients.home import load_home
+    from clients.servers import ledger_command
+
+    home = session_of(context).home.absolute()
+    _become(ledger_command(home, load_home(home)))
 
 
 @serve.command("gate")
 def serve_gate(context: typer.Context) -> None:
     """Run the gate. The ledger must serve already."""
+    from clients.servers import gate_command
+
     session = session_of(context)
-    _become("gate", "--home", str(session.home), "--as", session.principal("gate"))
+    _become(gate_command(session.home, session.principal("gate")))
 
 
-_CONFIG: Final = "server.json"
-
-
-def _ledger_config(home: Path) -> Path:
-    """The ledger's configuration, written anew from the home each time: the home is what people edit."""
-    from clients.home import load_home
-
-    document = load_home(home)
-    config = {
-        "listen": document.ledger,
-        "data": "data",
-        "trust": "../trust.txt",
-        "trust_domain": document.trust_domain,
-        "note_keys": ["note.key"],
-        "certificate": "server.crt",
-        "private_key": "server.key",
-        "client_ca": "../ca.crt",
-        "genesis": "../genesis.bin",
-    }
-    file = home / "ledger" / _CONFIG
-    draft = file.with_suffix(".tmp")
-    draft.write_text(json.dumps(config, indent=2) + "\n")
-    draft.replace(file)
-    return file.absolute()
-
-
-def _become(module: str, *arguments: str) -> NoReturn:
+def _become(command: list[str]) -> NoReturn:
     """Turns this process into the service, so that signals and the exit code are its own."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606 - no shell is the point
+    os.execv(command[0], command)  # noqa: S606 - no shell is the point

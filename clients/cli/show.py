@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["clean", "emit", "lines", "moment", "note", "pairs", "progress", "table"]
+__all__ = ["clean", "console", "emit", "lines", "moment", "pairs", "progress", "stages", "table"]
 
 _PIPE_WIDTH: Final = 200  # columns, where nobody's terminal sets a width
 _STYLES: Final = {
@@ -49,7 +49,8 @@ def emit(document: Mapping[str, Any], as_json: bool, show: Callable[[], None]) -
         show()
 
 
-def _console() -> Any:
+def console() -> Any:
+    """A console that fits the terminal, or a wide one where the answer goes elsewhere."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
@@ -60,12 +61,12 @@ def lines(*texts: object) -> None:
     """Lines as they are; the first word is coloured where it is a state or a verdict."""
     from rich.text import Text
 
-    console = _console()
+    drawn = console()
     for text in texts:
         shown = Text(clean(text))
         first = clean(text).partition(" ")[0]
         shown.stylize(_STYLES.get(first.rstrip(":"), ""), 0, len(first))
-        console.print(shown, soft_wrap=True)
+        drawn.print(shown, soft_wrap=True)
 
 
 def pairs(items: Iterable[tuple[str, object]]) -> None:
@@ -86,15 +87,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in rows:
         cells = [Text(clean(cell), style=_STYLES.get(str(cell), "")) for cell in row]
         drawn.add_row(*cells)
-    _console().print(drawn)
-
-
-def note(text: str) -> None:
-    """A remark beside the answer, on stderr."""
-    sys.stderr.write(clean(text) + "\n")
+    console().print(drawn)
 
 
 def _ignore(_: int) -> None:
+    """Nobody watches."""
+
+
+def _ignore_stage(_name: str, _so_far: int, _total: int) -> None:
     """Nobody watches."""
 
 
@@ -111,3 +111,24 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda step: bar.advance(task, step)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage that is told (name, so far, in all), as `progress`'s."""
+    if not sys.stderr.isatty():
+        yield _ignore_stage
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    tasks: dict[str, Any] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+
+        def tell(name: str, so_far: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=so_far, total=total)
+
+        yield tell

@@ -50,22 +50,19 @@ class FoldRunner:
         self._broken: dict[int, str] = {}
         self._waiting: deque[Folded] = deque()
         self._entries = 0
-        self._given = 0  # log size up to which batches were handed over
         self._changed = asyncio.Condition()
         self._more = asyncio.Event()
         self.size = 0
 
     def apply(self, batch: Folded) -> None:
         """Folds a batch at once: start-up's way, before anything is served."""
-        for offset in range(len(batch.events)):
-            self._one(batch, offset)
-        self.size = self._given = batch.first_index + len(batch.events)
+        self._feed(batch, 0, len(batch.events))
+        self.size = batch.first_index + len(batch.events)
 
     def give(self, batch: Folded) -> None:
         """Hands a committed batch over; returns at once."""
         self._waiting.append(batch)
         self._entries += len(batch.events)
-        self._given = batch.first_index + len(batch.events)
         self._more.set()
 
     async def room(self) -> None:
@@ -88,29 +85,25 @@ class FoldRunner:
             self._more.clear()
             while self._waiting:
                 batch = self._waiting.popleft()
-                for offset in range(len(batch.events)):
-                    self._one(batch, offset)
-                    if offset % _SLICE == _SLICE - 1:
-                        await asyncio.sleep(0)
+                for start in range(0, len(batch.events), _SLICE):
+                    self._feed(batch, start, start + _SLICE)
+                    await asyncio.sleep(0)
                 async with self._changed:
                     self._entries -= len(batch.events)
                     self.size = batch.first_index + len(batch.events)
                     self._changed.notify_all()
 
-    def _one(self, batch: Folded, offset: int) -> None:
+    def _feed(self, batch: Folded, start: int, end: int) -> None:
+        """Gives the entries at offsets [start, end) to every whole fold."""
+        leaves, events, alone = batch.leaves, batch.events, len(batch.events) == 1
         for fold in self._folds:
             if id(fold) in self._broken:
                 continue
-            index = batch.first_index + offset
+            apply, index = fold.apply, batch.first_index + start
             try:
-                fold.apply(
-                    index,
-                    batch.recorded_at,
-                    batch.leaves[offset],
-                    batch.grant,
-                    batch.events[offset],
-                    len(batch.events) == 1,
-                )
+                for offset in range(start, min(end, len(events))):
+                    index = batch.first_index + offset
+                    apply(index, batch.recorded_at, leaves[offset], batch.grant, events[offset], alone)
             except Exception as error:  # noqa: BLE001 - whatever a view raises, the log goes on
                 _log.critical("fold %s broke at index %d", type(fold).__name__, index, exc_info=error)
                 self._broken[id(fold)] = f"{type(error).__name__} at index {index}"

@@ -45,6 +45,8 @@ GRPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", _MAX_RECEIVE),
     ("grpc.max_send_message_length", _MAX_RECEIVE),
     ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share
+    # An idle follower pings every 30 s; the default would call that too many and cut it off.
+    ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
 )
 _GRACE: Final = 5.0  # seconds
 _SERVICE: Final = "ledger.v1.LedgerService"

@@ -1,4 +1,4 @@
-"""Reading what is committed: runs, cut to message size, and batches found again.
+"""Reading what is committed: runs, cut to message size, and entries found again.
 
 Rules kept here:
 
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import Final
 from uuid import UUID
 
@@ -25,22 +24,31 @@ __all__ = ["Reader", "cut_run"]
 
 _CHUNK: Final = 2**20  # bytes of a message's run, beyond which no entry is added
 _TAIL: Final = 16 * 2**20  # bytes of runs kept in memory
+_TAIL_RUNS: Final = 4096
 
 
 def cut_run(first_index: int, run: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     """The entries [start, end) of a run as (first index, run) pieces of about 1 MiB."""
-    index, position, piece_index, piece_start = first_index, 0, start, 0
+    index, position = first_index, 0
+    piece_index, piece_start = start, 0
     while position < len(run) and index < end:
-        length = 2 + int.from_bytes(run[position : position + 2], "big")
         if index == start:
-            piece_index, piece_start = index, position
-        position += length
+            piece_start = position
+        position += 2 + int.from_bytes(run[position : position + 2], "big")
         index += 1
         if index > start and position - piece_start >= _CHUNK:
             yield piece_index, run[piece_start:position]
             piece_index, piece_start = index, position
-    if index > start and position > piece_start and piece_index < index:
+    if piece_index < index:
         yield piece_index, run[piece_start:position]
+
+
+def _count(run: bytes) -> int:
+    position = count = 0
+    while position < len(run):
+        position += 2 + int.from_bytes(run[position : position + 2], "big")
+        count += 1
+    return count
 
 
 class Reader:
@@ -56,33 +64,56 @@ class Reader:
         """Adds a committed run to the tail."""
         self._tail.append((first_index, run))
         self._tail_bytes += len(run)
-        while self._tail_bytes > _TAIL and len(self._tail) > 1:
+        while len(self._tail) > 1 and (self._tail_bytes > _TAIL or len(self._tail) > _TAIL_RUNS):
             self._tail_bytes -= len(self._tail.popleft()[1])
 
     async def pieces(self, start: int, end: int) -> AsyncIterator[tuple[int, bytes]]:
-        """The committed entries [start, end) as (first index, run) pieces of about 1 MiB."""
+        """The committed entries [start, end) as (first index, run) pieces of about 1 MiB.
+
+        Small runs are put together, so that a log of many small commits is not sent in many small messages.
+        """
+        waiting: list[bytes] = []
+        waiting_index, waiting_bytes = start, 0
         while start < end:
             for first_index, run in await self._runs(start):
-                for index, piece in cut_run(first_index, run, max(start, first_index), end):
-                    yield index, piece
-                start = first_index + sum(1 for _ in _lengths(run))
+                for index, piece in cut_run(first_index, run, start, end):
+                    if not waiting:
+                        waiting_index = index
+                    waiting.append(piece)
+                    waiting_bytes += len(piece)
+                    if waiting_bytes >= _CHUNK:
+                        yield waiting_index, b"".join(waiting)
+                        waiting, waiting_bytes = [], 0
+                start = first_index + _count(run)
                 if start >= end:
-                    return
+                    break
+        if waiting:
+            yield waiting_index, b"".join(waiting)
+
+    async def entries(self, indexes: Iterable[int]) -> AsyncIterator[tuple[int, bytes, str]]:
+        """(index, entry, its author's name) of ascending indexes. Raises NotFoundError."""
+        first_index, run = 0, list[bytes]()
+        opening, author = -1, ""
+        for index in indexes:
+            if not first_index <= index < first_index + len(run):
+                first_index, data = (await self._runs(index))[0]
+                run = list(iter_run(data))
+                if index >= first_index + len(run):
+                    raise NotFoundError("NO_SUCH_ENTRY", f"expected an entry at index {index}, got none")
+            data = run[index - first_index]
+            # Batches lie whole in one run, so the opening is in it too.
+            begins = index - decode_entry(data).offset
+            if begins != opening:
+                opening, author = begins, _opened_by(run[begins - first_index])
+            yield index, data, author
 
     async def entry(self, index: int) -> bytes:
         """The entry at `index`, as stored. Raises NotFoundError."""
-        async for _, run in self.pieces(index, index + 1):
-            return next(iter_run(run))
-        raise NotFoundError("NO_SUCH_ENTRY", f"expected an entry at index {index}, got none")
+        return await anext(entry async for _, entry, _ in self.entries([index]))
 
     async def opening(self, index: int) -> Entry:
         """The decoded entry that opens the batch at `index`."""
-        entry = decode_entry(await self.entry(index))
-        if entry.opening is None:
-            raise FatalError(
-                "STORE_BROKEN", f"expected a batch to begin at {index}, got offset {entry.offset}"
-            )
-        return entry
+        return decode_entry(await self.entry(index))
 
     async def marker(self, originator: UUID, sequence: int) -> Marker | None:
         """The marker of a placed batch."""
@@ -92,14 +123,25 @@ class Reader:
     async def _runs(self, start: int) -> list[tuple[int, bytes]]:
         """Some runs, the first of which holds the entry at `start`."""
         if self._tail and self._tail[0][0] <= start:
-            kept = list(self._tail)
-            while len(kept) > 1 and kept[1][0] <= start:
-                kept.pop(0)
-            return kept
-        loop = asyncio.get_running_loop()
-        runs = await loop.run_in_executor(self._thread, lambda: list(islice(self._store.runs(start), 4)))
+            kept: deque[tuple[int, bytes]] = deque()
+            for item in reversed(self._tail):
+                kept.appendleft(item)
+                if item[0] <= start:
+                    break
+            return list(kept)
+        runs = await asyncio.get_running_loop().run_in_executor(self._thread, self._stored, start)
         if not runs:
             raise NotFoundError("NO_SUCH_ENTRY", f"expected an entry at index {start}, got none")
+        return runs
+
+    def _stored(self, start: int) -> list[tuple[int, bytes]]:
+        runs: list[tuple[int, bytes]] = []
+        size = 0
+        for first_index, run in self._store.runs(start):
+            runs.append((first_index, run))
+            size += len(run)
+            if size >= _CHUNK:
+                break
         return runs
 
     def close(self) -> None:
@@ -107,9 +149,8 @@ class Reader:
         self._thread.shutdown()
 
 
-def _lengths(run: bytes) -> Iterator[int]:
-    position = 0
-    while position < len(run):
-        length = 2 + int.from_bytes(run[position : position + 2], "big")
-        position += length
-        yield length
+def _opened_by(data: bytes) -> str:
+    opening = decode_entry(data).opening
+    if opening is None:
+        raise FatalError("STORE_BROKEN", "expected whole batches in a run, got one without its opening")
+    return opening.name

@@ -10,17 +10,19 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
 
 from ledger.admission import parse_event
 from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.entry import Entry, Opening, decode_entry, iter_run
+from ledger.entry import ENTRY_HEADER, ENTRY_VERSION, Entry, Opening, decode_entry, iter_run
 from ledger.errors import AssayError, FatalError
-from ledger.merkle import Tree, leaf_hash
+from ledger.merkle import Tree
 from ledger.server.folds import Folded, FoldRunner
 from ledger.server.state import Draft, Placed, State, authority_after
 from ledger.server.store import Store
-from ledger.touches import touches
+from ledger.touches import TOUCHES_NOTHING, touches
 from ledger.trust import KEY_EVENTS, Authority, TrustDocument
 
 __all__ = ["recover"]
@@ -48,61 +50,76 @@ def _take_run(state: State, first_index: int, run: bytes, folds: FoldRunner) -> 
     if first_index != state.size:
         raise FatalError("STORE_BROKEN", f"expected a run at index {state.size}, got {first_index}")
     draft = Draft.of(state)
-    for opening, entries, leaves in _batches(draft.last_leaf, first_index, run):
-        _take_batch(draft, opening, entries, leaves)
+    for batch in _batches(draft.last_leaf, first_index, run):
+        _take_batch(draft, batch)
     state.tree.extend([leaf for placed in draft.placed for leaf in placed.leaves])
     state.absorb(draft)
     for p in draft.placed:
         folds.apply(Folded(p.first_index, p.recorded_at, p.grant, p.leaves, p.events))
 
 
-def _batches(previous: bytes, index: int, run: bytes) -> Iterator[tuple[Opening, list[Entry], list[bytes]]]:
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A stored batch: its first entry, all its events' bytes, its leaf hashes."""
+
+    first: Entry
+    opening: Opening
+    events: list[bytes]
+    leaves: list[bytes]
+
+
+def _batches(previous: bytes, index: int, run: bytes) -> Iterator[_Batch]:
     """The batches of a run, links and indexes checked."""
-    opening: Opening | None = None
-    entries: list[Entry] = []
-    leaves: list[bytes] = []
+    batch: _Batch | None = None
     for data in iter_run(run):
-        entry = decode_entry(data)
-        if entry.previous != previous or entry.index != index:
-            raise FatalError("STORE_BROKEN", f"expected entry {index} to follow the one before, got another")
-        if (entry.opening is None) == (opening is None) or entry.offset != len(entries):
-            raise FatalError("STORE_BROKEN", f"expected whole batches, got offset {entry.offset} at {index}")
-        opening = opening or entry.opening
-        entries.append(entry)
-        leaves.append(previous := leaf_hash(data))
+        if batch is None:
+            entry = decode_entry(data)
+            if entry.opening is None or entry.previous != previous or entry.index != index:
+                raise FatalError("STORE_BROKEN", f"expected an opening at {index}, linked to the one before")
+            batch = _Batch(entry, entry.opening, [entry.event], [])
+        else:
+            # What a placed entry has to begin with is known; packing that is cheaper than taking it apart.
+            head = ENTRY_HEADER.pack(
+                ENTRY_VERSION, index, batch.first.recorded_at, previous, len(batch.events)
+            )
+            if not data.startswith(head):
+                raise FatalError("STORE_BROKEN", f"expected entry {index} to follow the one before")
+            batch.events.append(data[ENTRY_HEADER.size :])
+        previous = sha256(b"\x00" + data).digest()
+        batch.leaves.append(previous)
         index += 1
-        if opening is not None and len(entries) == opening.count:
-            yield opening, entries, leaves
-            opening, entries, leaves = None, [], []
-    if opening is not None:
-        raise FatalError("STORE_BROKEN", f"expected a batch of {opening.count}, got {len(entries)}")
+        if len(batch.events) == batch.opening.count:
+            yield batch
+            batch = None
+    if batch is not None:
+        raise FatalError(
+            "STORE_BROKEN", f"expected a batch of {batch.opening.count}, got {len(batch.events)}"
+        )
 
 
-def _take_batch(draft: Draft, opening: Opening, entries: Sequence[Entry], leaves: Sequence[bytes]) -> None:
+def _take_batch(draft: Draft, batch: _Batch) -> None:
+    first, opening = batch.first, batch.opening
     grant = draft.authority.find(opening.name, opening.key_id)
-    events = [parse_event(entry.event) for entry in entries]
+    events = [parse_event(event) for event in batch.events]
+    bodies = {event.WhichOneof("body") for event in events}
     touched: dict[str, int] = {}
-    key_event = False
-    for entry, event in zip(entries, events, strict=True):
-        key_event |= event.WhichOneof("body") in KEY_EVENTS
-        for key in touches(event):
-            touched[key] = entry.index
-    first = entries[0]
+    if not bodies <= TOUCHES_NOTHING:
+        for index, event in enumerate(events, first.index):
+            for key in touches(event):
+                touched[key] = index
+    key_event = not bodies.isdisjoint(KEY_EVENTS)
     authority = authority_after(draft.authority, first.index, events) if key_event else draft.authority
-    draft.take(
-        Placed(
-            first.index,
-            first.recorded_at,
-            first.previous,
-            grant,
-            opening.stream,
-            opening.sequence,
-            leaves,
-            events,
-        ),
-        touched,
-        authority,
+    placed = Placed(
+        first.index,
+        first.recorded_at,
+        first.previous,
+        grant,
+        opening.stream,
+        opening.sequence,
+        batch.leaves,
+        events,
     )
+    draft.take(placed, touched, authority)
 
 
 def _check_head(state: State, head: tuple[int, bytes] | None) -> None:

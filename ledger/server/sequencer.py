@@ -208,10 +208,14 @@ class Sequencer:
         except OverloadedError as error:
             for waiting, _ in placed:
                 waiting.fail(error)
-        except FatalError as error:
+        except Exception as error:
+            # Whatever it is, memory and store may differ now: nobody may hang, and nothing goes on from here.
+            reason = error.reason if isinstance(error, FatalError) else "SEQUENCER_BROKEN"
             for waiting in group:
-                waiting.fail(error)
-            raise
+                waiting.fail(FatalError(reason, "expected to go on, got a fault that stops the ledger"))
+            if isinstance(error, FatalError):
+                raise
+            raise FatalError(reason, f"expected to go on, got {error!r}") from error
         else:
             for waiting, place in placed:
                 waiting.place(place)

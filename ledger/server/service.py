@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import grpc.aio
 
-from ledger.entry import decode_entry
 from ledger.errors import FormatError, OverloadedError, RefusedError
 from ledger.server.access import Access, reads_all
 from ledger.server.appending import Appender
@@ -119,21 +118,12 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
                 )
             size = self._folds.size
             indexes = self._updates.entries(request.update)
-            for index in indexes[bisect_left(indexes, start) :]:
-                entry = await self._reader.entry(index)
-                yield ledger_pb2.FollowUpdateResponse(
-                    index=index, entry=entry, author=await self._author(entry)
-                )
+            wanted = indexes[bisect_left(indexes, start) :]
+            async for index, entry, author in self._reader.entries(wanted):
+                yield ledger_pb2.FollowUpdateResponse(index=index, entry=entry, author=author)
             start = max(start, size)
             yield ledger_pb2.FollowUpdateResponse(caught_up_size=size)
             await self._sequencer.beyond(size)
-
-    async def _author(self, data: bytes) -> str:
-        entry = decode_entry(data)
-        opening = entry.opening or (await self._reader.opening(entry.index - entry.offset)).opening
-        if opening is None:
-            raise RuntimeError("expected an opening")
-        return opening.name
 
     # --- prove ----------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ledger.errors import FatalError, FormatError, RefusedError
 from ledger.merkle import Tree
 from ledger.note import SigningKey
 from ledger.server.store import Marker, marker_originator
-from ledger.touches import STANDS_ALONE, Condition, rests_on, touches
+from ledger.touches import STANDS_ALONE, TOUCHES_NOTHING, Condition, rests_on, touches
 from ledger.trust import KEY_EVENTS, Authority, Grant
 from ledger.v1 import event_pb2
 
@@ -214,6 +214,8 @@ class Draft:
         if condition is not None:
             self._check(condition, {}, recorded_at, self.size)
         touched: dict[str, int] = {}
+        if batch.bodies <= TOUCHES_NOTHING:
+            return touched
         for index, event in enumerate(batch.events, self.size):
             own = rests_on(event)
             if own is not None:

@@ -46,6 +46,8 @@ _CHECKPOINT: Final = "assay/checkpoint/v1"
 _MARKER_STATE: Final = struct.Struct(">32sQ")  # root, first index
 _TABLE: Final = "stored_events"
 _RETRY_AFTER: Final = 0.5  # seconds
+_SMALL: Final = 65_536  # bytes of a run
+_MANY: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +206,11 @@ class SQLiteStore:
         # A run's version is its first index + 1.
         rows = self._recorder.select_events(self._log, lte=start + 1, desc=True, limit=1)
         while rows:
-            row = rows[0]
-            yield row.originator_version - 1, row.state
-            rows = self._recorder.select_events(self._log, gt=row.originator_version, limit=1)
+            for row in rows:
+                yield row.originator_version - 1, row.state
+            # Small runs come many at a time, large ones alone: both ways a few MiB.
+            limit = _MANY if len(rows[-1].state) < _SMALL else 1
+            rows = self._recorder.select_events(self._log, gt=rows[-1].originator_version, limit=limit)
 
     def marker(self, originator: UUID, sequence: int) -> Marker | None:
         """The marker of a placed batch."""

@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 from array import array
-from typing import Final
+from typing import Any, Final
 
 from ledger.trust import Grant
 from ledger.v1 import event_pb2, options_pb2, runner_pb2
@@ -41,20 +41,18 @@ _OF_ROLLOUT: Final = frozenset(
 )
 
 
-def visible_to_update(event: event_pb2.Event, rollouts: dict[str, str]) -> str | None:
-    """The update whose own trainer and runners may read the event; None if there is none.
+def visible_to_update(name: str | None, body: Any, rollouts: dict[str, str]) -> str | None:
+    """The update whose own trainer and runners may read an event of type `name`; None if there is none.
 
     `rollouts` maps train and val rollouts to their update.
     """
-    body = event.WhichOneof("body")
-    if body in _OF_ROLLOUT:
-        return rollouts.get(getattr(event, body).rollout)
-    if body == "rollout_enqueued":
-        enqueued = event.rollout_enqueued
-        own = rollouts.get(enqueued.rollout)
-        return own if own is not None and own == enqueued.update and enqueued.mode in _VISIBLE_MODES else None
-    if body in _OF_UPDATE:
-        update: str = getattr(event, body).update
+    if name in _OF_ROLLOUT:
+        return rollouts.get(body.rollout)
+    if name == "rollout_enqueued":
+        own = rollouts.get(body.rollout)
+        return own if own is not None and own == body.update and body.mode in _VISIBLE_MODES else None
+    if name in _OF_UPDATE:
+        update: str = body.update
         return update
     return None
 
@@ -73,12 +71,13 @@ class UpdateIndex:
         self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
     ) -> None:
         """Takes one entry."""
-        body = event.WhichOneof("body")
-        if body == "rollout_enqueued":
-            self._enqueued(grant, event.rollout_enqueued)
-        elif body == "update_proposed":
-            self._trainers.setdefault(event.update_proposed.update, grant.name)
-        if (update := visible_to_update(event, self._rollouts)) is not None:
+        name = event.WhichOneof("body")
+        body: Any = None if name is None else getattr(event, name)
+        if name == "rollout_enqueued":
+            self._enqueued(grant, body)
+        elif name == "update_proposed":
+            self._trainers.setdefault(body.update, grant.name)
+        if (update := visible_to_update(name, body, self._rollouts)) is not None:
             self._entries.setdefault(update, array("Q")).append(index)
 
     def _enqueued(self, grant: Grant, body: runner_pb2.RolloutEnqueued) -> None:
@@ -97,5 +96,5 @@ class UpdateIndex:
         return role == options_pb2.ROLE_RUNNER and name in self._runners.get(update, ())
 
     def entries(self, update: str) -> array[int]:
-        """Indexes, ascending; grows in place. Empty for an update that is unknown."""
-        return self._entries.setdefault(update, array("Q"))
+        """Indexes, ascending, as of now. Empty for an update that is unknown."""
+        return self._entries.get(update, array("Q"))

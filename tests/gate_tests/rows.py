@@ -1,4 +1,4 @@
-"""A row of a mutation table: candidate A with one fact changed, and exactly the checks that change with it."""
+"""A row of a mutation table: candidate A with one fact changed, and exactly the checks that change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from clients.demo.document import Candidate
 from ledger.receipt import Judgement
 from ledger.trust import Grant
-from tests.memory import CANARY, PRINCIPALS, MemoryLog, Mutation, Story, demo_document, unchanged, why
+from tests.memory import CANARY, PRINCIPALS, MemoryLog, Mutation, Story, demo_document, small, unchanged, why
 
 
 def approved(story: Story, candidate: Candidate) -> None:
@@ -33,7 +33,13 @@ class Row:
 
 def play(row: Row, step: int = CANARY) -> tuple[Story, Judgement]:
     """Candidate A's story with the row's mutation, judged at its end."""
-    story = Story(demo_document(row.document), MemoryLog({**PRINCIPALS, **row.principals}))
+
+    def change(raw: dict[str, Any]) -> None:
+        small(raw)
+        if row.document is not None:
+            row.document(raw)
+
+    story = Story(demo_document(change), MemoryLog({**PRINCIPALS, **row.principals}))
     story.setup(row.mutate)
     candidate = story.candidate("A")
     story.until_approval(candidate, row.mutate)

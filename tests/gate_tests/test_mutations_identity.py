@@ -8,9 +8,30 @@ import pytest
 
 from clients.demo.scenario import Events, digest
 from ledger.v1 import gate_pb2, operator_pb2, options_pb2, trainer_pb2
-from tests.gate_tests.editing import authored, both, change, copied, drop, event_of, first, insert, last, moved
-from tests.gate_tests.rows import Row, approved, check, each, play, policy
-from tests.memory import PRINCIPALS, Authored, Story, counts, principal, why
+from tests.gate_tests.editing import (
+    authored,
+    both,
+    change,
+    copied,
+    drop,
+    event_of,
+    first,
+    insert,
+    last,
+    moved,
+)
+from tests.gate_tests.rows import Row, approved, check, each, play
+from tests.memory import (
+    PRINCIPALS,
+    Authored,
+    Mutation,
+    Story,
+    counts,
+    demo_document,
+    principal,
+    small,
+    why,
+)
 
 U = "update-A"
 PAUSE = gate_pb2.TrainingPaused(update=U, cause="COVERAGE", message="coverage fell")
@@ -31,29 +52,21 @@ def started_before_the_freeze(phase: str, events: Events) -> list[Authored]:
     return [] if phase == "training_started" else list(events)
 
 
-def frozen_while_rollouts_run(phase: str, events: Events) -> list[Authored]:
+def frozen_after_two_rollouts() -> Mutation:
     """Two rollouts of the update are enqueued and ended before its first freeze."""
-    if phase == "freeze":
-        frozen_while_rollouts_run.freeze = events  # type: ignore[attr-defined]
-        return []
-    if phase == "training_started":
-        return []
-    if phase == "rollouts":
-        freeze = frozen_while_rollouts_run.freeze  # type: ignore[attr-defined]
-        ends = [at for at, e in enumerate(events) if e.WhichOneof("body") == "rollout_ended"]
-        cut = ends[1] + 1
-        started = event_of(trainer_pb2.TrainingStarted(update=U))
-        return [*events[:cut], *freeze, started, *events[cut:]]
-    return list(events)
-
-
-def resumed(request_offset: int) -> Any:
-    """Pause, request and a resume that names the request, or an entry beside it; then one more good resume."""
+    freeze: Events = []
 
     def mutate(phase: str, events: Events) -> list[Authored]:
-        return list(events)
+        if phase == "freeze":
+            freeze.extend(events)
+        if phase in ("freeze", "training_started"):
+            return []
+        if phase != "rollouts":
+            return list(events)
+        ends = [at for at, event in enumerate(events) if event.WhichOneof("body") == "rollout_ended"]
+        started = event_of(trainer_pb2.TrainingStarted(update=U))
+        return [*events[: ends[1] + 1], *freeze, started, *events[ends[1] + 1 :]]
 
-    del request_offset
     return mutate
 
 
@@ -91,7 +104,11 @@ ROWS = (
         change("candidate_registered", lambda b: setattr(b, "parent_digest", digest("other"))),
     ),
     Row("frozen after TrainingStarted", {1: "FAIL FROZEN_LATE"}, started_before_the_freeze),
-    Row("rollouts before the freeze are outside the window", {}, frozen_while_rollouts_run),
+    Row(
+        "rollouts before the freeze are outside the window",
+        {2: "FAIL TOO_FEW_COMPLETED"},
+        frozen_after_two_rollouts(),
+    ),
     Row(
         "TrainingStarted told twice, differently",
         {1: "ERROR CONFLICT"},
@@ -115,14 +132,11 @@ ROWS = (
     ),
     Row("paused before the candidate", {1: "FAIL TRAINED_WHILE_PAUSED"}, last("rollouts", PAUSE)),
     Row("trained while paused", {1: "FAIL TRAINED_WHILE_PAUSED"}, last("rollouts", STEP, PAUSE, STEP)),
-    Row("trained a told step again while paused", {1: "FAIL TRAINED_WHILE_PAUSED"}, last("rollouts", PAUSE)),
     Row("paused after everything", {}, last("canary", PAUSE)),
     Row(
         "another trainer registers a candidate",
         {},
-        insert(
-            "candidate_registered", lambda b: copied(b, manifest_digest=digest("x")), by="trainer-2"
-        ),
+        insert("candidate_registered", lambda b: copied(b, manifest_digest=digest("x")), by="trainer-2"),
     ),
     Row(
         "another trainer registers a candidate first",
@@ -149,14 +163,46 @@ ROWS = (
         {},
         insert("update_proposed", lambda b: copied(b, code_revision="0000"), by="trainer-2"),
     ),
-    Row("judge and trainer share a controller", {1: "FAIL SHARED_CONTROLLER"}, principals=same_controller("judge-1", "trainer-1")),
-    Row("judge and runner share a controller", {1: "FAIL SHARED_CONTROLLER"}, principals=same_controller("judge-1", "runner-1")),
-    Row("canary and runner share a controller", {1: "FAIL SHARED_CONTROLLER"}, principals=same_controller("canary-1", "runner-1")),
-    Row("canary and judge share a controller", {1: "FAIL SHARED_CONTROLLER"}, principals=same_controller("canary-1", "judge-1")),
-    Row("gate and trainer share a controller", {1: "FAIL SHARED_CONTROLLER"}, principals=same_controller("gate-1", "trainer-1")),
-    Row("gate and canary share a controller", {1: "FAIL SHARED_CONTROLLER"}, principals=same_controller("gate-1", "canary-1")),
-    Row("runner and trainer share a controller: both are the producer", {}, principals=same_controller("runner-1", "trainer-1")),
-    Row("a judge who wrote nothing shares a controller", {}, principals=same_controller("judge-2", "trainer-1")),
+    Row(
+        "judge and trainer share a controller",
+        {1: "FAIL SHARED_CONTROLLER"},
+        principals=same_controller("judge-1", "trainer-1"),
+    ),
+    Row(
+        "judge and runner share a controller",
+        {1: "FAIL SHARED_CONTROLLER"},
+        principals=same_controller("judge-1", "runner-1"),
+    ),
+    Row(
+        "canary and runner share a controller",
+        {1: "FAIL SHARED_CONTROLLER"},
+        principals=same_controller("canary-1", "runner-1"),
+    ),
+    Row(
+        "canary and judge share a controller",
+        {1: "FAIL SHARED_CONTROLLER"},
+        principals=same_controller("canary-1", "judge-1"),
+    ),
+    Row(
+        "gate and trainer share a controller",
+        {1: "FAIL SHARED_CONTROLLER"},
+        principals=same_controller("gate-1", "trainer-1"),
+    ),
+    Row(
+        "gate and canary share a controller",
+        {1: "FAIL SHARED_CONTROLLER"},
+        principals=same_controller("gate-1", "canary-1"),
+    ),
+    Row(
+        "runner and trainer share a controller: both are the producer",
+        {},
+        principals=same_controller("runner-1", "trainer-1"),
+    ),
+    Row(
+        "a judge who wrote nothing shares a controller",
+        {},
+        principals=same_controller("judge-2", "trainer-1"),
+    ),
 )
 
 
@@ -207,7 +253,9 @@ PINS: dict[str, dict[int, str]] = {
 @pytest.mark.parametrize("pin", PINS)
 def test_each_pin_absent(pin: str) -> None:
     """A freeze that lacks a pin: check 1 misses it, and so does every check that would have read it."""
-    row = Row(pin, {1: "MISSING PIN_ABSENT"} | PINS[pin], change("update_frozen", lambda b: b.ClearField(pin)))
+    row = Row(
+        pin, {1: "MISSING PIN_ABSENT"} | PINS[pin], change("update_frozen", lambda b: b.ClearField(pin))
+    )
     story, judgement = play(row)
     assert row.expected == why(judgement)
     assert counts(judgement, 1)["pins_absent"] == 1
@@ -234,13 +282,10 @@ def test_each_environment_target_absent(target: int) -> None:
 def test_resumed_on_request() -> None:
     """A pause that ended on the operator's request before anything was trained fails nothing."""
 
-    def resume(phase: str, events: Events) -> list[Authored]:
-        return list(events)
-
     story, candidate = paused_story()
     request = story.say(RESUME)
     story.say(gate_pb2.TrainingResumed(update=U, request_index=request))
-    finish(story, candidate, resume)
+    finish(story, candidate)
     assert why(story.judged(U)) == {}
     assert story.log.replay.faults == []
 
@@ -268,19 +313,26 @@ def test_a_false_resume_does_not_block_a_true_one() -> None:
 
 def test_a_request_from_before_the_pause_resumes_nothing() -> None:
     """What was asked before a pause cannot have been about it."""
-    story, candidate = paused_story(asked_before=True)
+    story, candidate = paused_story(RESUME)
     request = story.log.size - 2
     story.say(gate_pb2.TrainingResumed(update=U, request_index=request))
     finish(story, candidate)
     assert why(story.judged(U)) == {1: "FAIL TRAINED_WHILE_PAUSED"}
 
 
-def paused_story(*, asked_before: bool = False) -> tuple[Story, Any]:
-    """Candidate A until its rollouts are done, and then paused."""
-    row = Row("", {}, document=policy())
-    from tests.memory import demo_document  # noqa: PLC0415 - the rest of the file needs none
+def test_a_step_told_again_while_paused_was_trained_while_paused() -> None:
+    """Telling a step's number a second time, with other weights, does not hide that training went on."""
+    story, candidate = paused_story(STEP)
+    story.say(trainer_pb2.TrainingProgressed(update=U, step=1, weights_version=2))
+    request = story.say(RESUME)
+    story.say(gate_pb2.TrainingResumed(update=U, request_index=request))
+    finish(story, candidate)
+    assert why(story.judged(U)) == {1: "FAIL TRAINED_WHILE_PAUSED"}
 
-    story = Story(demo_document(row.document))
+
+def paused_story(*before_the_pause: Any) -> tuple[Story, Any]:
+    """Candidate A until its rollouts are done, and then paused."""
+    story = Story(demo_document(small))
     story.setup()
     candidate, s = story.candidate("A"), story.scenario
     story.write(s.proposal(candidate))
@@ -288,13 +340,13 @@ def paused_story(*, asked_before: bool = False) -> tuple[Story, Any]:
     story.write(s.training_started(candidate))
     for rollout in s.rollouts(candidate):
         story.write(rollout)
-    if asked_before:
-        story.say(RESUME)
+    for body in before_the_pause:
+        story.say(body)
     story.say(PAUSE)
     return story, candidate
 
 
-def finish(story: Story, candidate: Any, mutate: Any = None) -> None:
+def finish(story: Story, candidate: Any) -> None:
     """The rest of candidate A's story."""
     s = story.scenario
     for phase in (s.rewards, s.training_ended, s.evaluations, s.canary):

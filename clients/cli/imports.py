@@ -1,0 +1,351 @@
+"""`assay import`: evidence that other tools left in files, as events of the roles that may claim it.
+
+Rules:
+1. Twice is once: stream, sequence and every event come from the source and the options, so that the ledger
+   answers the second time with the first positions (law 5).
+2. Nothing is made up and nothing dropped: the report says what was absent or odd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from clients.cli.app import JsonFlag, group, session_of, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from clients.cli.app import Session
+    from clients.importers.source import Imported
+    from clients.importers.trajectories import Report
+    from clients.ledger import LedgerClient, Stream
+
+__all__ = ["imports"]
+
+imports = group("Import evidence from files. Importing the same file again changes nothing.")
+
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, show_default=False)
+]
+_DIGEST = "64 hex digits, or @FILE for the SHA-256 of a file"
+_MODES: Final = ("train", "val", "holdout", "canary")
+_STREAM_DOMAIN: Final = b"assay/import/stream/v1\n"
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What an import did to the log."""
+
+    events: int = 0
+    already: int = 0
+    batches: int = 0
+    first_index: int | None = None
+    last_index: int | None = None
+    blobs: list[str] = field(default_factory=list)
+
+    def note(self, first: int, count: int, known: int) -> None:
+        """Takes a placed batch; one that stood below `known` entries was there before."""
+        self.events += count
+        self.already += count if first < known else 0
+        self.batches += 1
+        last = first + count - 1
+        self.first_index = first if self.first_index is None else min(self.first_index, first)
+        self.last_index = last if self.last_index is None else max(self.last_index, last)
+
+    def line(self) -> str:
+        """In words."""
+        where = "" if self.first_index is None else f", indexes {self.first_index} to {self.last_index}"
+        return f"{self.events} events in {self.batches} batches{where}; {self.already} were there already"
+
+
+def _stream(source: bytes, options: Mapping[str, Any], role: str) -> bytes:
+    """The stream of one role's batches: the same for the same source and options, and for no others."""
+    from hashlib import sha256
+
+    from clients.importers.source import canonical_json
+
+    said = canonical_json({"source": source.hex(), "options": dict(options), "role": role}, "import")
+    return sha256(_STREAM_DOMAIN + said).digest()[:16]
+
+
+async def _import(
+    session: Session, items: Iterable[Imported], source: bytes, options: Mapping[str, Any], total: int
+) -> _Sent:
+    """Sends the items batch by batch, each by the one principal of its role that the home holds."""
+    from contextlib import AsyncExitStack
+
+    from clients.cli.show import progress
+    from clients.identity import load_identity
+    from clients.importers.source import batches
+    from clients.ledger import LedgerClient
+    from ledger.trust import role_name
+
+    sent = _Sent()
+    writers: dict[str, tuple[LedgerClient, Stream, int]] = {}
+    async with AsyncExitStack() as stack:
+        with progress("import", total) as advance:
+            for role, events in batches(items):
+                name = role_name(role)
+                if name not in writers:
+                    identity = load_identity(session.home, session.principal(name))
+                    client = await stack.enter_async_context(LedgerClient(identity))
+                    known = (
+                        (await client.get_checkpoint()).size
+                        if not writers
+                        else next(iter(writers.values()))[2]
+                    )
+                    writers[name] = (client, client.open_stream(_stream(source, options, name)), known)
+                _, stream, known = writers[name]
+                placed = await stream.append(events)
+                sent.note(placed.first_index, placed.count, known)
+                advance(len(events))
+    return sent
+
+
+@imports.command()
+def trajectories(
+    context: typer.Context,
+    file: FileArgument,
+    workflow: Annotated[str, typer.Option("--workflow", help="Declared workflow.", show_default=False)],
+    version: Annotated[int, typer.Option("--workflow-version", min=1, show_default=False)],
+    judge: Annotated[
+        str,
+        typer.Option(
+            "--judge-version", help="Rule that gave the rewards, and its version.", show_default=False
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", help="Begins every rollout id.", show_default="the file's name without ending"
+        ),
+    ] = None,
+    update: Annotated[
+        str | None, typer.Option("--update", help="The update that the rollouts serve.")
+    ] = None,
+    mode: Annotated[str, typer.Option("--mode", metavar="|".join(_MODES))] = "train",
+    dimension: Annotated[str, typer.Option("--dimension", help="What was rewarded.")] = "task_reward",
+    resource: Annotated[
+        str | None, typer.Option("--resource-digest", help=f"Manifest of what ran: {_DIGEST}.")
+    ] = None,
+    blobs: Annotated[
+        Path | None,
+        typer.Option("--blobs", file_okay=False, help="Folder for spans too long for the log, by digest."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Import a tau-bench result file: rollouts, attempts, spans (runner) and rewards (judge).
+
+    The file holds no times and no cost of the agent; both stay absent.
+    A run cut at the step limit is a TIMEOUT; its reward is taken as given.
+    """
+    from hashlib import sha256
+
+    from clients.cli.parse import parse_digest
+    from clients.cli.show import emit, lines
+    from clients.importers.trajectories import Frame, Report, read_trajectories
+    from ledger.v1 import runner_pb2
+
+    if mode not in _MODES:
+        raise typer.BadParameter(f"--mode: expected one of {', '.join(_MODES)}, got {mode!r}")
+    data = file.read_bytes()
+    frame = Frame(
+        name=name or file.name.partition(".")[0],
+        workflow=workflow,
+        workflow_version=version,
+        mode=runner_pb2.Mode.Value(f"MODE_{mode.upper()}"),
+        judge_version=judge,
+        dimension=dimension,
+        update=update,
+        resource_digest=None if resource is None else parse_digest(resource, "--resource-digest"),
+    )
+    options = asdict(frame) | {"resource_digest": (frame.resource_digest or b"").hex()}
+    source, check = sha256(data).digest(), Report()
+    total = sum(
+        1 for _ in read_trajectories(data, frame, check)
+    )  # all of it is read before any of it is sent
+    report = Report()
+    items = _kept(read_trajectories(data, frame, report), blobs)
+    sent = wait_for(_import(session_of(context), items, source, options, total))
+    document = {"source": source.hex(), "sent": asdict(sent), "report": _report(report)}
+    emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs)))
+
+
+def _kept(items: Iterable[Imported], folder: Path | None) -> Iterator[Imported]:
+    """Passes items on; content that an event names by digest only goes into `folder`, if there is one."""
+    from hashlib import sha256
+
+    for item in items:
+        if item.blob is not None and folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / sha256(item.blob).hexdigest()).write_bytes(item.blob)
+        yield item
+
+
+def _report(report: Report) -> dict[str, Any]:
+    return {
+        "runs": report.runs,
+        "tasks": len(report.tasks),
+        "attempts": report.attempts,
+        "spans": dict(report.spans),
+        "tool_calls": report.tool_call_ids.total(),
+        "tool_call_ids": len(report.tool_call_ids),
+        "tool_call_ids_repeated_in_run": report.repeated_in_run,
+        "rewards": {repr(value): count for value, count in sorted(report.rewards.items())},
+        "unscorable": report.unscorable,
+        "absent_costs": report.absent_costs,
+        "simulator_bills": report.simulator_bills,
+        "cut_at_step_limit": [f"task {task} trial {trial}" for task, trial in report.cut],
+        "blobs": report.blobs,
+        "odd": dict(report.odd),
+    }
+
+
+def _report_lines(report: Report, blobs: Path | None) -> Iterator[str]:
+    said = _report(report)
+    yield f"  {said['runs']} runs of {said['tasks']} tasks, {said['attempts']} attempts"
+    yield f"  spans: {', '.join(f'{count} {family}' for family, count in said['spans'].items()) or 'none'}"
+    yield f"  {said['tool_calls']} tool calls under {said['tool_call_ids']} ids, which name nothing here"
+    rewards = ", ".join(f"{count} × {value}" for value, count in said["rewards"].items())
+    yield f"  rewards: {rewards or 'none'}"
+    yield f"  cost: absent for {said['absent_costs']} attempts, and left absent"
+    if said["simulator_bills"]:
+        yield f"  {said['simulator_bills']} bills of the user simulator: not the agent's cost, not imported"
+    if said["cut_at_step_limit"]:
+        yield f"  cut at the step limit, recorded as TIMEOUT: {', '.join(said['cut_at_step_limit'])}"
+    if said["unscorable"]:
+        yield f"  {said['unscorable']} runs without a reward, recorded as unscorable"
+    if said["blobs"]:
+        kept = "not kept (--blobs)" if blobs is None else f"in {blobs}"
+        yield f"  {said['blobs']} spans too long for the log: it holds their digests; their content is {kept}"
+    yield from (f"  odd: {count} × {what}" for what, count in said["odd"].items())
+
+
+@imports.command()
+def evaluations(
+    context: typer.Context,
+    file: FileArgument,
+    update: Annotated[
+        str, typer.Option("--update", help="The update that was evaluated.", show_default=False)
+    ],
+    evaluator: Annotated[
+        str | None, typer.Option("--evaluator", help=_DIGEST, show_default="the update's pin")
+    ] = None,
+    snapshot: Annotated[
+        str | None, typer.Option("--snapshot", help=f"Holdout: {_DIGEST}", show_default="the update's pin")
+    ] = None,
+    harness: Annotated[
+        str | None, typer.Option("--harness", help=_DIGEST, show_default="the update's pin")
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", help=f"Manifest: {_DIGEST}", show_default="the update's pin")
+    ] = None,
+    candidate: Annotated[
+        str | None,
+        typer.Option("--candidate", help=f"Manifest: {_DIGEST}", show_default="the update's candidate"),
+    ] = None,
+    case: Annotated[str, typer.Option("--case", help="Key of the case id.")] = "case",
+    family: Annotated[str | None, typer.Option("--family", help="Key of the case's family.")] = None,
+    subject: Annotated[str, typer.Option("--subject", help="Key of what was evaluated.")] = "subject",
+    trial: Annotated[str, typer.Option("--trial", help="Key of the trial, from 0.")] = "trial",
+    score: Annotated[str, typer.Option("--score", help="Key of the score.")] = "score",
+    parent_is: Annotated[
+        str, typer.Option("--parent-is", help="The parent in the subject column.")
+    ] = "parent",
+    candidate_is: Annotated[
+        str, typer.Option("--candidate-is", help="The candidate in the subject column.")
+    ] = "candidate",
+    as_json: JsonFlag = False,
+) -> None:
+    """Import evaluation results (JSON Lines, a score a line) of parent and candidate, as the judge's claims.
+
+    A score that is null or not there becomes unscorable, never 0.
+    Only the first evaluation of each subject counts; a second one is an anomaly.
+    """
+    from clients.cli.parse import parse_digest
+    from clients.cli.show import emit, lines
+    from clients.importers.evaluations import Columns, Evaluation, evaluation_events, read_rows
+    from ledger.v1 import judge_pb2
+
+    session = session_of(context)
+    columns = Columns(case=case, subject=subject, trial=trial, score=score, family=family)
+    names = {parent_is: judge_pb2.SUBJECT_PARENT, candidate_is: judge_pb2.SUBJECT_CANDIDATE}
+    if len(names) != 2:
+        raise typer.BadParameter(f"expected two different subjects, got {parent_is!r} twice")
+    rows = read_rows(file.read_bytes(), columns, names)
+    given = {
+        "evaluator": evaluator,
+        "snapshot": snapshot,
+        "harness": harness,
+        "parent": parent,
+        "candidate": candidate,
+    }
+    pins = {what: parse_digest(text, f"--{what}") for what, text in given.items() if text is not None}
+    if missing := [what for what in given if what not in pins]:
+        pins |= wait_for(_pins(session, update, missing))
+    short = rows.source.hex()[:16]
+    evaluation = Evaluation(
+        update=update,
+        evaluations={
+            judge_pb2.SUBJECT_PARENT: f"import-{short}-parent",
+            judge_pb2.SUBJECT_CANDIDATE: f"import-{short}-candidate",
+        },
+        evaluator_digest=pins["evaluator"],
+        snapshot_digest=pins["snapshot"],
+        harness_digest=pins["harness"],
+        subject_digests={
+            judge_pb2.SUBJECT_PARENT: pins["parent"],
+            judge_pb2.SUBJECT_CANDIDATE: pins["candidate"],
+        },
+    )
+    items = list(evaluation_events(rows, evaluation))
+    shown = {what: pin.hex() for what, pin in sorted(pins.items())}
+    options = {"update": update, "columns": asdict(columns), "subjects": [parent_is, candidate_is], **shown}
+    sent = wait_for(_import(session, items, rows.source, options, len(items)))
+    absent = [row.line for row in rows.scores if row.value is None]
+    counts = {
+        "rows": len(rows.scores),
+        "cases": len(rows.families()),
+        "parent_scores": sum(row.subject == judge_pb2.SUBJECT_PARENT for row in rows.scores),
+        "candidate_scores": sum(row.subject == judge_pb2.SUBJECT_CANDIDATE for row in rows.scores),
+        "absent_scores_in_lines": absent,
+    }
+
+    def show() -> None:
+        lines(sent.line(), f"  {counts['rows']} scores of {counts['cases']} cases")
+        lines(f"  parent {counts['parent_scores']}, candidate {counts['candidate_scores']}")
+        lines(*(f"  {what} {pin}" for what, pin in shown.items()))
+        if absent:
+            lines(f"  {len(absent)} scores absent, recorded as unscorable: lines {absent[:20]}")
+
+    emit({"source": rows.source.hex(), "sent": asdict(sent), "report": counts, "pins": shown}, as_json, show)
+
+
+async def _pins(session: Session, update: str, missing: list[str]) -> dict[str, bytes]:
+    """What the update's governing freeze and its candidate say. Raises NotFoundError PIN_ABSENT."""
+    from clients.cli.desk import open_desk
+    from ledger.errors import NotFoundError
+
+    async with open_desk(session, "judge") as desk:
+        receipt = await desk.receipts.get_update(update)
+    freezes, made = receipt["before"]["freezes"], receipt["after"]["candidates"]
+    pins = freezes[-1]["claim"] if freezes else {}
+    environment = {part["target"]: part["digest"] for part in pins.get("environment", [])}
+    known = {
+        "evaluator": pins.get("evaluator_digest"),
+        "snapshot": pins.get("holdout_digest"),
+        "harness": environment.get("ENVIRONMENT_TARGET_HARNESS"),
+        "parent": pins.get("parent_digest"),
+        "candidate": made[0]["claim"]["manifest_digest"] if made else None,
+    }
+    found: dict[str, bytes] = {}
+    for what in missing:
+        if (pin := known[what]) is None:
+            raise NotFoundError("PIN_ABSENT", f"expected --{what}, since {update} pins none")
+        found[what] = bytes.fromhex(pin)
+    return found

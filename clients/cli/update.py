@@ -1,0 +1,158 @@
+"""`assay update`: an update from its proposal to its frozen identity, and on again after a pause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from clients.cli.app import (
+    JsonFlag,
+    ResourceArgument,
+    ScopeArgument,
+    UpdateArgument,
+    group,
+    session_of,
+    wait_for,
+)
+
+if TYPE_CHECKING:
+    from clients.cli.app import Session
+    from gate.v1 import gate_pb2 as service_pb2
+
+__all__ = ["update"]
+
+update = group("Propose an update (trainer), have its identity frozen, and change it (operator).")
+
+_DIGEST = "64 hex digits, or @FILE for the SHA-256 of a file."
+_KINDS: Final = {
+    "model.full": "RESOURCE_KIND_MODEL_FULL",
+    "model.lora": "RESOURCE_KIND_MODEL_LORA",
+    "prompt_template": "RESOURCE_KIND_PROMPT_TEMPLATE",
+}
+
+
+def _digest_option(flag: str, text: str) -> Any:
+    return typer.Option(flag, help=f"{text}: {_DIGEST}", show_default=False)
+
+
+@update.command()
+def propose(
+    context: typer.Context,
+    update: UpdateArgument,
+    resource: ResourceArgument,
+    scope: ScopeArgument,
+    kind: Annotated[str, typer.Option("--kind", metavar="|".join(_KINDS), show_default=False)],
+    parent: Annotated[str, _digest_option("--parent", "Manifest that training starts from")],
+    snapshot: Annotated[str, _digest_option("--training-snapshot", "Training tasks")],
+    config: Annotated[str, _digest_option("--config", "Algorithm configuration")],
+    harness: Annotated[str, _digest_option("--harness", "Harness")],
+    tokenizer: Annotated[str, _digest_option("--tokenizer", "Tokenizer")],
+    code: Annotated[str, typer.Option("--code", help="Revision of the training code.", show_default=False)],
+    version: Annotated[int, typer.Option("--workflow-version", min=1, show_default=False)],
+    as_json: JsonFlag = False,
+) -> None:
+    """Propose to replace the approved default of a resource in a scope (trainer). Pins are digests."""
+    from clients.cli.parse import parse_digest, parse_scope
+    from clients.cli.show import emit, lines
+    from ledger.v1 import options_pb2, trainer_pb2
+
+    if kind not in _KINDS:
+        raise typer.BadParameter(f"--kind: expected one of {', '.join(_KINDS)}, got {kind!r}")
+    body = trainer_pb2.UpdateProposed(
+        update=update,
+        resource=resource,
+        kind=options_pb2.ResourceKind.Value(_KINDS[kind]),
+        scope=parse_scope(scope),
+        parent_digest=parse_digest(parent, "--parent"),
+        training_snapshot_digest=parse_digest(snapshot, "--training-snapshot"),
+        algorithm_config_digest=parse_digest(config, "--config"),
+        code_revision=code,
+        harness_digest=parse_digest(harness, "--harness"),
+        tokenizer_digest=parse_digest(tokenizer, "--tokenizer"),
+        workflow_version=version,
+    )
+    index, name = wait_for(_append(session_of(context), "trainer", body))
+    emit(
+        {"update": update, "by": name, "index": index},
+        as_json,
+        lambda: lines(f"proposed {update} as {name} at index {index}", f"next: assay update freeze {update}"),
+    )
+
+
+async def _append(session: Session, role: str, body: Any) -> tuple[int, str]:
+    from clients.cli.desk import event, open_desk
+
+    async with open_desk(session, role) as desk:
+        placed = await desk.ledger.append([event(body)])
+        return placed.first_index, desk.identity.name
+
+
+@update.command()
+def freeze(context: typer.Context, update: UpdateArgument, as_json: JsonFlag = False) -> None:
+    """Have the gate fix an update's identity, before training starts (the proposing trainer)."""
+    _frozen(update, wait_for(_freeze(session_of(context), "trainer", update, [])), as_json)
+
+
+@update.command()
+def refreeze(
+    context: typer.Context,
+    update: UpdateArgument,
+    redo: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--redo", min=4, max=7, help="A check in ERROR or MISSING whose evidence is to be made again."
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Have the gate take what is in force now into an update's identity (operator).
+
+    Only evidence made after that counts for what changed; approvals lapse.
+    """
+    _frozen(update, wait_for(_freeze(session_of(context), "operator", update, redo or [])), as_json)
+
+
+async def _freeze(session: Session, role: str, update: str, redo: list[int]) -> service_pb2.FreezeResponse:
+    from clients.cli.desk import open_desk
+
+    async with open_desk(session, role) as desk:
+        return await desk.gate.freeze(update, redo)
+
+
+def _frozen(update: str, answer: service_pb2.FreezeResponse, as_json: bool) -> None:
+    from clients.cli.show import emit, lines, pairs
+    from gate.report import digests_as_hex
+
+    frozen = answer.frozen
+    pins = digests_as_hex(frozen)
+
+    def show() -> None:
+        lines(f"froze {update}, revision {frozen.revision}, at index {answer.index}")
+        pairs((name, value) for name, value in pins.items() if isinstance(value, str))
+        environment = {part["target"]: part["digest"] for part in pins.get("environment", [])}
+        pairs((name.removeprefix("ENVIRONMENT_TARGET_").lower(), pin) for name, pin in environment.items())
+        pairs((who, ", ".join(pins[who])) for who in ("judges", "canaries") if who in pins)
+        pairs((who, ", ".join(pins[who])) for who in ("canary_approvers", "default_approvers") if who in pins)
+
+    emit({"update": update, "index": answer.index, "frozen": pins}, as_json, show)
+
+
+@update.command()
+def resume(
+    context: typer.Context,
+    update: UpdateArgument,
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the log.", show_default=False)],
+    as_json: JsonFlag = False,
+) -> None:
+    """Ask that the paused training of an update may go on (operator). The gate resumes it."""
+    from clients.cli.show import emit, lines
+    from ledger.v1 import operator_pb2
+
+    body = operator_pb2.ResumeRequested(update=update, reason=reason)
+    index, name = wait_for(_append(session_of(context), "operator", body))
+    emit(
+        {"update": update, "by": name, "index": index},
+        as_json,
+        lambda: lines(f"asked as {name} at index {index}"),
+    )
