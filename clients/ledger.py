@@ -152,14 +152,14 @@ class LedgerClient:
         return await attempt()
 
     def delay(self, error: AssayError, failures: int) -> float:
-        """Seconds to wait after that many failures in a row. Raises `error` where sending again is no help."""
+        """Seconds to wait after that many failures in a row. Raises `error` where that is no help."""
         if isinstance(error, OverloadedError):
             first = error.retry_after
         elif isinstance(error, FatalError) and error.reason not in _NO_HELP:
             first = _RESTART  # The ledger stops, and may come back.
         else:
             raise error
-        return min(_MAX_DELAY, first * 2 ** (failures - 1))
+        return min(_MAX_DELAY, first * float(1 << failures - 1))
 
     # --- read -----------------------------------------------------------------------------------------------
 

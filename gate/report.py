@@ -68,7 +68,8 @@ def at_risk(receipts: Receipts, move: Move) -> list[str]:
         return []
     evidence = gather(receipts, move.update, options_pb2.STEP_DEFAULT, receipts.size)
     codes = {code for codes in stale_reasons(receipts, evidence).values() for code in codes}
-    if evidence.suspect:
+    verdicts = [v.fact for v in receipts.update(move.update).verdicts if v.fact.index == move.verdict_index]
+    if evidence.suspect or any(receipts.suspects.hold(fact, receipts.size) for fact in verdicts):
         codes.add("SUSPECT")
     return sorted(codes)
 

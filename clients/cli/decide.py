@@ -96,6 +96,8 @@ def approve(
     from gate.report import state_name
     from ledger.errors import RefusedError
 
+    if as_json and digest is None:
+        raise typer.BadParameter("expected --digest with --json: nobody is shown what would be approved")
     session, seconds = session_of(context), parse_seconds(valid_for)
     judged = wait_for(_judged(session, update, parse_step(step)))
     approver = session.principal("approver", among=judged.approvers)

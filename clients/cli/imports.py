@@ -1,15 +1,14 @@
 """`assay import`: evidence that other tools left in files, as events of the roles that may claim it.
 
 Rules:
-1. Twice is once: stream, sequence and every event come from the source and the options, so that the ledger
-   answers the second time with the first positions (law 5).
+1. Twice is once (clients.cli.sending).
 2. Nothing is made up and nothing dropped: the report says what was absent or odd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from clients.cli.app import Session
+    from clients.importers.evaluations import Evaluation, Rows
     from clients.importers.source import Imported
     from clients.importers.trajectories import Report
-    from clients.ledger import LedgerClient, Stream
 
 __all__ = ["imports"]
 
@@ -33,78 +32,8 @@ FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, show_default=False)
 ]
 _DIGEST = "64 hex digits, or @FILE for the SHA-256 of a file"
+_MANY: Final = 20  # line numbers shown to people; JSON has them all
 _MODES: Final = ("train", "val", "holdout", "canary")
-_STREAM_DOMAIN: Final = b"assay/import/stream/v1\n"
-
-
-@dataclass(slots=True)
-class _Sent:
-    """What an import did to the log."""
-
-    events: int = 0
-    already: int = 0
-    batches: int = 0
-    first_index: int | None = None
-    last_index: int | None = None
-    blobs: list[str] = field(default_factory=list)
-
-    def note(self, first: int, count: int, known: int) -> None:
-        """Takes a placed batch; one that stood below `known` entries was there before."""
-        self.events += count
-        self.already += count if first < known else 0
-        self.batches += 1
-        last = first + count - 1
-        self.first_index = first if self.first_index is None else min(self.first_index, first)
-        self.last_index = last if self.last_index is None else max(self.last_index, last)
-
-    def line(self) -> str:
-        """In words."""
-        where = "" if self.first_index is None else f", indexes {self.first_index} to {self.last_index}"
-        return f"{self.events} events in {self.batches} batches{where}; {self.already} were there already"
-
-
-def _stream(source: bytes, options: Mapping[str, Any], role: str) -> bytes:
-    """The stream of one role's batches: the same for the same source and options, and for no others."""
-    from hashlib import sha256
-
-    from clients.importers.source import canonical_json
-
-    said = canonical_json({"source": source.hex(), "options": dict(options), "role": role}, "import")
-    return sha256(_STREAM_DOMAIN + said).digest()[:16]
-
-
-async def _import(
-    session: Session, items: Iterable[Imported], source: bytes, options: Mapping[str, Any], total: int
-) -> _Sent:
-    """Sends the items batch by batch, each by the one principal of its role that the home holds."""
-    from contextlib import AsyncExitStack
-
-    from clients.cli.show import progress
-    from clients.identity import load_identity
-    from clients.importers.source import batches
-    from clients.ledger import LedgerClient
-    from ledger.trust import role_name
-
-    sent = _Sent()
-    writers: dict[str, tuple[LedgerClient, Stream, int]] = {}
-    async with AsyncExitStack() as stack:
-        with progress("import", total) as advance:
-            for role, events in batches(items):
-                name = role_name(role)
-                if name not in writers:
-                    identity = load_identity(session.home, session.principal(name))
-                    client = await stack.enter_async_context(LedgerClient(identity))
-                    known = (
-                        (await client.get_checkpoint()).size
-                        if not writers
-                        else next(iter(writers.values()))[2]
-                    )
-                    writers[name] = (client, client.open_stream(_stream(source, options, name)), known)
-                _, stream, known = writers[name]
-                placed = await stream.append(events)
-                sent.note(placed.first_index, placed.count, known)
-                advance(len(events))
-    return sent
 
 
 @imports.command()
@@ -147,6 +76,7 @@ def trajectories(
     from hashlib import sha256
 
     from clients.cli.parse import parse_digest
+    from clients.cli.sending import send
     from clients.cli.show import emit, lines
     from clients.importers.trajectories import Frame, Report, read_trajectories
     from ledger.v1 import runner_pb2
@@ -171,7 +101,7 @@ def trajectories(
     )  # all of it is read before any of it is sent
     report = Report()
     items = _kept(read_trajectories(data, frame, report), blobs)
-    sent = wait_for(_import(session_of(context), items, source, options, total))
+    sent = wait_for(send(session_of(context), items, source, options, total))
     document = {"source": source.hex(), "sent": asdict(sent), "report": _report(report)}
     emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs)))
 
@@ -268,14 +198,15 @@ def evaluations(
     Only the first evaluation of each subject counts; a second one is an anomaly.
     """
     from clients.cli.parse import parse_digest
+    from clients.cli.sending import send
     from clients.cli.show import emit, lines
-    from clients.importers.evaluations import Columns, Evaluation, evaluation_events, read_rows
+    from clients.importers.evaluations import Columns, evaluation_events, read_rows
     from ledger.v1 import judge_pb2
 
     session = session_of(context)
     columns = Columns(case=case, subject=subject, trial=trial, score=score, family=family)
     names = {parent_is: judge_pb2.SUBJECT_PARENT, candidate_is: judge_pb2.SUBJECT_CANDIDATE}
-    if len(names) != 2:
+    if len(names) != len(judge_pb2.Subject.values()) - 1:
         raise typer.BadParameter(f"expected two different subjects, got {parent_is!r} twice")
     rows = read_rows(file.read_bytes(), columns, names)
     given = {
@@ -288,8 +219,23 @@ def evaluations(
     pins = {what: parse_digest(text, f"--{what}") for what, text in given.items() if text is not None}
     if missing := [what for what in given if what not in pins]:
         pins |= wait_for(_pins(session, update, missing))
+    items = list(evaluation_events(rows, _evaluation(rows, update, pins)))
+    shown = {what: pin.hex() for what, pin in sorted(pins.items())}
+    options = {"update": update, "columns": asdict(columns), "subjects": [parent_is, candidate_is], **shown}
+    sent = wait_for(send(session, items, rows.source, options, len(items)))
+    counts = _counts(rows)
+    document = {"source": rows.source.hex(), "sent": asdict(sent), "report": counts, "pins": shown}
+    pinned = [f"  {what} {pin}" for what, pin in shown.items()]
+    emit(document, as_json, lambda: lines(sent.line(), *_count_lines(counts), *pinned))
+
+
+def _evaluation(rows: Rows, update: str, pins: Mapping[str, bytes]) -> Evaluation:
+    """One evaluation a subject, named after the source."""
+    from clients.importers.evaluations import Evaluation
+    from ledger.v1 import judge_pb2
+
     short = rows.source.hex()[:16]
-    evaluation = Evaluation(
+    return Evaluation(
         update=update,
         evaluations={
             judge_pb2.SUBJECT_PARENT: f"import-{short}-parent",
@@ -303,27 +249,26 @@ def evaluations(
             judge_pb2.SUBJECT_CANDIDATE: pins["candidate"],
         },
     )
-    items = list(evaluation_events(rows, evaluation))
-    shown = {what: pin.hex() for what, pin in sorted(pins.items())}
-    options = {"update": update, "columns": asdict(columns), "subjects": [parent_is, candidate_is], **shown}
-    sent = wait_for(_import(session, items, rows.source, options, len(items)))
-    absent = [row.line for row in rows.scores if row.value is None]
-    counts = {
+
+
+def _counts(rows: Rows) -> dict[str, Any]:
+    from ledger.v1 import judge_pb2
+
+    return {
         "rows": len(rows.scores),
         "cases": len(rows.families()),
         "parent_scores": sum(row.subject == judge_pb2.SUBJECT_PARENT for row in rows.scores),
         "candidate_scores": sum(row.subject == judge_pb2.SUBJECT_CANDIDATE for row in rows.scores),
-        "absent_scores_in_lines": absent,
+        "absent_scores_in_lines": [row.line for row in rows.scores if row.value is None],
     }
 
-    def show() -> None:
-        lines(sent.line(), f"  {counts['rows']} scores of {counts['cases']} cases")
-        lines(f"  parent {counts['parent_scores']}, candidate {counts['candidate_scores']}")
-        lines(*(f"  {what} {pin}" for what, pin in shown.items()))
-        if absent:
-            lines(f"  {len(absent)} scores absent, recorded as unscorable: lines {absent[:20]}")
 
-    emit({"source": rows.source.hex(), "sent": asdict(sent), "report": counts, "pins": shown}, as_json, show)
+def _count_lines(counts: Mapping[str, Any]) -> Iterator[str]:
+    yield f"  {counts['rows']} scores of {counts['cases']} cases"
+    yield f"  parent {counts['parent_scores']}, candidate {counts['candidate_scores']}"
+    if absent := counts["absent_scores_in_lines"]:
+        shown = ", ".join(map(str, absent[:_MANY]))
+        yield f"  {len(absent)} scores absent, recorded as unscorable: lines {shown}"
 
 
 async def _pins(session: Session, update: str, missing: list[str]) -> dict[str, bytes]:

@@ -7,12 +7,17 @@ import secrets
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from clients.cli.app import JsonFlag, group, session_of
 from clients.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clients.home import NewHome
 
 __all__ = ["demo", "init", "serve"]
 
@@ -72,7 +77,7 @@ def init(
     as_json: JsonFlag = False,
 ) -> None:
     """Make a home: certificates, a key for each principal, the log's first batches, a trust document."""
-    from clients.cli.show import emit, lines, pairs
+    from clients.cli.show import emit, lines
     from clients.home import create_home
 
     if not dev:
@@ -90,9 +95,12 @@ def init(
         random=secrets.token_bytes,
         now=time.time_ns() // 1000,
     )
-    shown = f"assay --home {home}"
-    steps = [f"{shown} serve ledger", f"{shown} serve gate", f"{shown} status"]
-    document = {
+    emit(_home_document(made), as_json, lambda: lines(*_home_lines(made)))
+
+
+def _home_document(made: NewHome) -> dict[str, Any]:
+    shown = f"assay --home {made.path}"
+    return {
         "home": str(made.path),
         "origin": made.home.origin,
         "trust": str(made.path / "trust.txt"),
@@ -100,23 +108,23 @@ def init(
         "gate": made.home.gate,
         "principals": made.home.principals,
         "notice": made.notice,
-        "next": steps,
+        "next": [f"{shown} serve ledger", f"{shown} serve gate", f"{shown} status"],
     }
 
-    def show() -> None:
-        lines(f"made {made.path}")
-        pairs(
-            (
-                ("origin", made.home.origin),
-                ("trust", document["trust"]),
-                ("ledger", f"will listen on {made.home.ledger}"),
-                ("gate", f"will listen on {made.home.gate}"),
-                ("principals", ", ".join(f"{who} ({role})" for who, role in made.home.principals.items())),
-            )
-        )
-        lines("", made.notice, "", "next:", *(f"  {step}" for step in steps))
 
-    emit(document, as_json, show)
+def _home_lines(made: NewHome) -> Iterator[str]:
+    document = _home_document(made)
+    yield f"made {document['home']}"
+    yield f"  origin      {document['origin']}"
+    yield f"  trust       {document['trust']}"
+    yield f"  ledger      will listen on {document['ledger']}"
+    yield f"  gate        will listen on {document['gate']}"
+    yield f"  principals  {', '.join(f'{who} ({role})' for who, role in made.home.principals.items())}"
+    yield ""
+    yield made.notice
+    yield ""
+    yield "next:"
+    yield from (f"  {step}" for step in document["next"])
 
 
 @serve.command("ledger")

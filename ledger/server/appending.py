@@ -52,7 +52,7 @@ class Appender:
             answer = self._submit(request, peer)
             return self._acknowledge(await answer, request.known_size)
         finally:
-            await self._room.give(peer, size)
+            self._room.give(peer, size)
 
     async def append_stream(
         self, requests: AsyncIterator[ledger_pb2.AppendStreamRequest], context: _Context
@@ -72,7 +72,7 @@ class Appender:
                     try:
                         placed = self._acknowledge(await answer, known or answered)
                     finally:
-                        await self._room.give(peer, size)
+                        self._room.give(peer, size)
                     response.placed.CopyFrom(placed)
                     answered = self._sequencer.size
                 except AssayError as error:
@@ -85,7 +85,7 @@ class Appender:
                 left = outcomes.get_nowait()
                 if isinstance(left, tuple):
                     left[0].cancel()
-                    await self._room.give(peer, left[2])
+                    self._room.give(peer, left[2])
 
     async def _read(
         self,
@@ -99,7 +99,7 @@ class Appender:
             try:
                 outcome: _Outcome = (self._submit(message.append, peer), message.append.known_size, size)
             except AssayError as error:
-                await self._room.give(peer, size)
+                self._room.give(peer, size)
                 outcome = error
             await outcomes.put(outcome)
         await outcomes.put(None)

@@ -20,6 +20,7 @@ from typing import Final
 
 from ledger.errors import FatalError
 from ledger.fold import Fold
+from ledger.server.waiters import Waiters
 from ledger.trust import Grant
 from ledger.v1 import event_pb2
 
@@ -50,7 +51,7 @@ class FoldRunner:
         self._broken: dict[int, str] = {}
         self._waiting: deque[Folded] = deque()
         self._entries = 0
-        self._changed = asyncio.Condition()
+        self._waiters = Waiters()
         self._more = asyncio.Event()
         self.size = 0
 
@@ -67,14 +68,11 @@ class FoldRunner:
 
     async def room(self) -> None:
         """Waits until what the folds still owe is within its bound."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._entries <= _MAX_WAITING)
+        await self._waiters.until(lambda: self._entries <= _MAX_WAITING)
 
     async def caught_up(self, fold: Fold, size: int) -> None:
         """Waits until `fold` has all entries below `size`. Raises FatalError(VIEW_BROKEN)."""
-        if self.size < size:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self.size >= size)
+        await self._waiters.until(lambda: self.size >= size)
         if (why := self._broken.get(id(fold))) is not None:
             raise FatalError("VIEW_BROKEN", f"expected a whole view, got one that stopped: {why}")
 
@@ -88,10 +86,9 @@ class FoldRunner:
                 for start in range(0, len(batch.events), _SLICE):
                     self._feed(batch, start, start + _SLICE)
                     await asyncio.sleep(0)
-                async with self._changed:
-                    self._entries -= len(batch.events)
-                    self.size = batch.first_index + len(batch.events)
-                    self._changed.notify_all()
+                self._entries -= len(batch.events)
+                self.size = batch.first_index + len(batch.events)
+                self._waiters.wake()
 
     def _feed(self, batch: Folded, start: int, end: int) -> None:
         """Gives the entries at offsets [start, end) to every whole fold."""

@@ -11,11 +11,11 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from typing import Final
 
 from ledger.errors import OverloadedError
+from ledger.server.waiters import Waiters
 
 __all__ = ["Room"]
 
@@ -33,7 +33,7 @@ class Room:
         self._taken_requests = 0
         self._taken_bytes = 0
         self._by_principal: Counter[str] = Counter()
-        self._changed = asyncio.Condition()
+        self._waiters = Waiters()
 
     def take(self, principal: str, size: int) -> None:
         """Raises OverloadedError(QUEUE_FULL, QUOTA_EXCEEDED) where `size` bytes find no room."""
@@ -60,21 +60,20 @@ class Room:
 
     async def wait(self, principal: str, size: int) -> None:
         """Takes room, as soon as there is some."""
-        async with self._changed:
-            while True:
-                try:
-                    self.take(principal, size)
-                except OverloadedError:
-                    await self._changed.wait()
-                else:
-                    return
+        await self._waiters.until(lambda: self._took(principal, size))
 
-    async def give(self, principal: str, size: int) -> None:
+    def _took(self, principal: str, size: int) -> bool:
+        try:
+            self.take(principal, size)
+        except OverloadedError:
+            return False
+        return True
+
+    def give(self, principal: str, size: int) -> None:
         """Gives back what was taken."""
         self._taken_requests -= 1
         self._taken_bytes -= size
         self._by_principal[principal] -= size
         if self._by_principal[principal] <= 0:
             del self._by_principal[principal]
-        async with self._changed:
-            self._changed.notify_all()
+        self._waiters.wake()

@@ -26,6 +26,7 @@ from ledger.server.folds import Folded, FoldRunner
 from ledger.server.reader import Reader
 from ledger.server.state import Draft, KeyRing, Placed, Prepared, State
 from ledger.server.store import Commit, Store, marker_originator
+from ledger.server.waiters import Waiters
 from ledger.touches import Condition
 from ledger.trust import Grant
 
@@ -94,7 +95,7 @@ class Sequencer:
         self._reader = reader
         self._queue: deque[_Waiting] = deque()
         self._more = asyncio.Event()
-        self._moved = asyncio.Event()
+        self._waiters = Waiters()
         self._stopping = False
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._head: Head | None = None
@@ -139,12 +140,9 @@ class Sequencer:
 
     async def beyond(self, size: int) -> None:
         """Waits until the released size is greater. Raises OverloadedError(STOPPING)."""
-        while self.size <= size:
-            if self._stopping:
-                raise OverloadedError(
-                    "STOPPING", "expected a ledger that goes on, got one that stops", _STOPPING
-                )
-            await self._moved.wait()
+        await self._waiters.until(lambda: self.size > size or self._stopping)
+        if self.size <= size:
+            raise OverloadedError("STOPPING", "expected a ledger that goes on, got one that stops", _STOPPING)
 
     # --- what authors do ------------------------------------------------------------------------------------
 
@@ -164,7 +162,7 @@ class Sequencer:
         """Takes nothing more; `run` ends when what waits is committed."""
         self._stopping = True
         self._more.set()
-        self._wake()
+        self._waiters.wake()
 
     async def run(self) -> None:
         """Commits until stopped. Raises FatalError, after which the process must end."""
@@ -180,14 +178,10 @@ class Sequencer:
             for waiting in self._queue:
                 waiting.fail(error)
             self._queue.clear()
-            self._wake()
+            self._waiters.wake()
             raise
         finally:
             self._writer.shutdown()
-
-    def _wake(self) -> None:
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
 
     def _take_group(self) -> list[_Waiting]:
         group = [self._queue.popleft()]
@@ -280,7 +274,7 @@ class Sequencer:
         self._reader.keep(first_index, run)
         for p in draft.placed:
             self._folds.give(Folded(p.first_index, p.recorded_at, p.grant, p.leaves, p.events))
-        self._wake()
+        self._waiters.wake()
 
     def _store_and_release(self, commit: Commit) -> None:
         self._store.commit(commit)

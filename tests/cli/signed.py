@@ -11,10 +11,10 @@ from ledger.v1 import event_pb2
 from tests.forge import Forge, opened
 from tests.memory import MemoryLog, Story, demo_document, small
 
-__all__ = ["SignedLog", "promoted_story", "write_export"]
+__all__ = ["SignedLog", "key_of", "promoted_story", "write_export"]
 
 
-def _key(name: str) -> SigningKey:
+def key_of(name: str) -> SigningKey:
     """The key that `tests.memory` grants to a name."""
     return SigningKey(name, sha256(f"test key of {name}".encode()).digest())
 
@@ -23,7 +23,7 @@ class SignedLog(MemoryLog):
     """A MemoryLog whose every batch is placed by a forge too; the leaves are the forge's."""
 
     def __init__(self) -> None:
-        self.forge = Forge(roots=(_key("root-1"),))
+        self.forge = Forge(roots=(key_of("root-1"),))
         super().__init__()
 
     def append(self, author: str, events: Sequence[event_pb2.Event], *, alone: bool | None = None) -> int:
@@ -33,7 +33,7 @@ class SignedLog(MemoryLog):
         return self._place(author, events)
 
     def _place(self, author: str, events: Sequence[event_pb2.Event]) -> int:
-        first = self.forge.add(_key(author), *events, recorded_at=self.clock)
+        first = self.forge.add(key_of(author), *events, recorded_at=self.clock)
         for offset, event in enumerate(events):
             leaf = self.forge.leaves[first + offset]
             self.tree.extend([leaf])

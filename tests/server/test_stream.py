@@ -11,11 +11,11 @@ import pytest
 from clients.ledger import LedgerClient
 from clients.memory import Memory
 from clients.sync import SyncLedgerClient
-from ledger.entry import decode_entry
+from ledger.entry import decode_entry, iter_run
 from ledger.errors import FormatError, OverloadedError, RefusedError, VerificationError
 from ledger.server.reader import cut_run
 from ledger.server.room import Room
-from ledger.v1 import ledger_pb2
+from ledger.v1 import ledger_pb2, runner_pb2
 from ledger.wire import error_of
 from tests.lab import Lab
 from tests.server.people import batch, body, enqueued, reason_of
@@ -172,7 +172,7 @@ async def test_room_is_counted_by_request_byte_and_principal() -> None:
     room.take("a", 500)
     with pytest.raises(OverloadedError):
         room.take("b", 1)
-    await room.give("a", 500)
+    room.give("a", 500)
     room.take("a", 50)
     with pytest.raises(OverloadedError) as caught:
         room.take("a", 1)
@@ -182,7 +182,7 @@ async def test_room_is_counted_by_request_byte_and_principal() -> None:
         room.take("c", 0)
     assert "QUEUE_FULL" == caught.value.reason
     waiting = asyncio.create_task(room.wait("c", 50))
-    await room.give("b", 50)
+    room.give("b", 50)
     await waiting
 
 
@@ -283,3 +283,29 @@ async def test_a_role_that_may_not_read_is_told_so_by_read() -> None:
     """The typed error of a streaming call."""
     async with Lab() as lab:
         assert await reason_of(anext(lab.of_role("trainer").read()), RefusedError) == "MAY_NOT_READ"
+
+
+async def test_many_small_commits_are_read_in_few_messages_and_whole() -> None:
+    """A hundred commits of one event, read from the store after a restart, and again from memory."""
+    async with Lab() as lab:
+        client = lab.of_role("runner")
+        fields = {"update": "up-1", "mode": runner_pb2.MODE_TRAIN}
+        events = [enqueued(lab, f"ro-{number}", **fields) for number in range(100)]
+        first = (await client.append([events[0]])).first_index
+        for event in events[1:]:
+            await client.append([event])
+        for _ in range(2):
+            auditor = lab.of_role("auditor")
+            call = auditor.stub.Read(ledger_pb2.ReadRequest(start=first))
+            messages = [message async for message in auditor.messages(call)]
+            assert [first, first + 100] == [message.first_index for message in messages]
+            assert events == [decode_entry(entry).event for entry in iter_run(messages[0].run)]
+            update = lab.of_role("runner").stub.FollowUpdate(
+                ledger_pb2.FollowUpdateRequest(update="up-1", start=first + 90)
+            )
+            followed = [await update.read() for _ in range(11)]
+            update.cancel()
+            assert ["runner-1"] * 10 == [message.author for message in followed[:10]]
+            assert events[90:] == [decode_entry(message.entry).event for message in followed[:10]]
+            assert first + 100 == followed[10].caught_up_size
+            await lab.restart()
