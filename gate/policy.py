@@ -117,7 +117,7 @@ class CanaryVerified(_Strict):
 class Policy(_Strict):
     """A policy of rules version 1. Source: checks.md section 3."""
 
-    rules: Literal[1]
+    rules: Annotated[int, Field(strict=True, ge=RULES, le=RULES)]  # Literal[1] would take true and 1.0
     name: _Name
     version: _Name
     principals: Principals

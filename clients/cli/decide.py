@@ -90,11 +90,8 @@ def approve(
     Asks for the first 8 digits of the evidence digest.
     New evidence makes the approval void, and so does a new policy.
     """
-    from clients.cli.findings import blockers
     from clients.cli.parse import parse_seconds, parse_step
     from clients.cli.show import emit, lines, moment
-    from gate.report import state_name
-    from ledger.errors import RefusedError
 
     if as_json and digest is None:
         raise typer.BadParameter("expected --digest with --json: nobody is shown what would be approved")
@@ -103,13 +100,8 @@ def approve(
     approver = session.principal("approver", among=judged.approvers)
     if not as_json:
         judged.show()
-    failing = blockers(judged.verdict.findings)
-    if failing and not anyway:
-        shown = ", ".join(f"{finding.check} {state_name(finding.state)}" for finding in failing)
-        raise RefusedError(
-            "NOT_READY",
-            f"expected PASS but for the approval, got {shown}: no approval mends these (--anyway)",
-        )
+    if not anyway:
+        _check_ready(judged)
     _check_typed(judged, digest, approver, valid_for)
     placed, granted = wait_for(_approve(session, judged, approver, seconds * _US, comment))
     document = {
@@ -131,6 +123,20 @@ def approve(
             f"next: assay evaluate {update} --step {step} --record",
         ),
     )
+
+
+def _check_ready(judged: Judged) -> None:
+    """Raises RefusedError NOT_READY where something other than an approval is missing."""
+    from clients.cli.findings import blockers
+    from gate.report import state_name
+    from ledger.errors import RefusedError
+
+    if failing := blockers(judged.verdict.findings):
+        shown = ", ".join(f"{finding.check} {state_name(finding.state)}" for finding in failing)
+        raise RefusedError(
+            "NOT_READY",
+            f"expected PASS but for the approval, got {shown}: no approval mends these (--anyway)",
+        )
 
 
 def _check_typed(judged: Judged, digest: str | None, approver: str, valid_for: str) -> None:

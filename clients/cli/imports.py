@@ -101,7 +101,7 @@ def trajectories(
     )  # all of it is read before any of it is sent
     report = Report()
     items = _kept(read_trajectories(data, frame, report), blobs)
-    sent = wait_for(send(session_of(context), items, source, options, total))
+    sent = wait_for(send(session_of(context), ("runner", "judge"), items, source, options, total))
     document = {"source": source.hex(), "sent": asdict(sent), "report": _report(report)}
     emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs)))
 
@@ -222,7 +222,7 @@ def evaluations(
     items = list(evaluation_events(rows, _evaluation(rows, update, pins)))
     shown = {what: pin.hex() for what, pin in sorted(pins.items())}
     options = {"update": update, "columns": asdict(columns), "subjects": [parent_is, candidate_is], **shown}
-    sent = wait_for(send(session, items, rows.source, options, len(items)))
+    sent = wait_for(send(session, ("judge",), items, rows.source, options, len(items)))
     counts = _counts(rows)
     document = {"source": rows.source.hex(), "sent": asdict(sent), "report": counts, "pins": shown}
     pinned = [f"  {what} {pin}" for what, pin in shown.items()]

@@ -313,6 +313,7 @@ _ABOUT: Final = (
     "task",
     "outcome",
     "status",
+    "digest",
     "vkey",
 )
 
@@ -323,4 +324,4 @@ def _line(shown: dict[str, Any]) -> str:
     claim = shown["claim"] or {}
     about = " ".join(f"{key}={claim[key]}" for key in _ABOUT if key in claim)
     when = moment(shown["recorded_at"])
-    return f"{shown['index']:>8}  {when}  {shown['author']:<12}  {shown['type']}  {about}"
+    return f"{shown['index']:>8}  {when}  {shown['author']:<12}  {shown['type']}  {about}".rstrip()

@@ -55,7 +55,7 @@ def _receipt_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"anomalies: {len(anomalies)}; entries by suspect keys: {document['suspect_entries']}"
     yield from (f"  index {item['index']}: {item['code']}" for item in anomalies[:_MANY])
     yield "not shown by"
-    yield from (f"  a {kind.replace('_', ' ')}: {what}" for kind, what in document["not_shown"].items())
+    yield from (f"  {kind.replace('_', ' ')}: {what}" for kind, what in document["not_shown"].items())
 
 
 def _at(fact: Mapping[str, Any] | None) -> str:

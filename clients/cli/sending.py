@@ -6,9 +6,9 @@ time with the first positions (law 5). Other bytes under the same stream are ref
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
@@ -33,7 +33,6 @@ class Sent:
     batches: int = 0
     first_index: int | None = None
     last_index: int | None = None
-    blobs: list[str] = field(default_factory=list)
 
     def note(self, first: int, count: int, known: int) -> None:
         """Takes a placed batch; one that stood below `known` entries was there before."""
@@ -57,26 +56,29 @@ def _stream(source: bytes, options: Mapping[str, Any], role: str) -> bytes:
 
 
 async def send(
-    session: Session, items: Iterable[Imported], source: bytes, options: Mapping[str, Any], total: int
+    session: Session,
+    roles: Sequence[str],
+    items: Iterable[Imported],
+    source: bytes,
+    options: Mapping[str, Any],
+    total: int,
 ) -> Sent:
-    """Sends the items batch by batch, each by the one principal of its role that the home holds."""
+    """Sends the items batch by batch, each by the home's principal of its role; `roles` are all that occur.
+
+    Raises RefusedError WHICH_PRINCIPAL and its like before anything is sent, AssayError.
+    """
     sent = Sent()
-    writers: dict[str, tuple[LedgerClient, Stream, int]] = {}
+    names = {role: session.principal(role) for role in roles}
     async with AsyncExitStack() as stack:
+        streams: dict[str, Stream] = {}
+        known = 0
+        for role, name in names.items():
+            client = await stack.enter_async_context(LedgerClient(load_identity(session.home, name)))
+            streams[role] = client.open_stream(_stream(source, options, role))
+            known = known or (await client.get_checkpoint()).size
         with progress("import", total) as advance:
-            for role, events in batches(items):
-                name = role_name(role)
-                if name not in writers:
-                    identity = load_identity(session.home, session.principal(name))
-                    client = await stack.enter_async_context(LedgerClient(identity))
-                    known = (
-                        (await client.get_checkpoint()).size
-                        if not writers
-                        else next(iter(writers.values()))[2]
-                    )
-                    writers[name] = (client, client.open_stream(_stream(source, options, name)), known)
-                _, stream, known = writers[name]
-                placed = await stream.append(events)
+            for number, events in batches(items):
+                placed = await streams[role_name(number)].append(events)
                 sent.note(placed.first_index, placed.count, known)
                 advance(len(events))
     return sent

@@ -61,7 +61,7 @@ def demo(
 def init(
     context: typer.Context,
     path: Annotated[
-        Path | None, typer.Argument(metavar="[HOME]", help="New or empty folder.", show_default="as --home")
+        Path | None, typer.Argument(metavar="HOME", help="New or empty folder.", show_default="as --home")
     ] = None,
     dev: Annotated[
         bool, typer.Option("--dev", help="Make a development home: all keys on this disk. Required.")

@@ -11,8 +11,10 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import grpc.aio
 
@@ -22,6 +24,7 @@ from ledger.server.access import Access
 from ledger.server.room import Room
 from ledger.server.sequencer import Position, Sequencer
 from ledger.server.state import prepare
+from ledger.server.waiters import Waiters
 from ledger.touches import Condition
 from ledger.v1 import ledger_pb2
 from ledger.wire import status_of
@@ -31,7 +34,18 @@ __all__ = ["Appender"]
 _IN_FLIGHT: Final = 32  # batches of one stream
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Outcome = AssayError | tuple[asyncio.Future[Position], int, int]  # answer, known size, bytes of room
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A batch that has its place in the queue, and room of `size` bytes."""
+
+    answer: asyncio.Future[Position]
+    known_size: int
+    size: int
+
+
+_Outcome: TypeAlias = AssayError | _Submitted
 
 
 class Appender:
@@ -59,20 +73,21 @@ class Appender:
     ) -> AsyncIterator[ledger_pb2.AppendStreamResponse]:
         """Batches as they come; a refused one is answered by its status and does not end the stream."""
         peer = self._access.peer(context)
-        outcomes: asyncio.Queue[_Outcome | None] = asyncio.Queue(_IN_FLIGHT)
-        reading = asyncio.create_task(self._read(requests, peer, outcomes))
+        taken: deque[_Outcome] = deque()
+        changed = Waiters()
+        reading = asyncio.create_task(self._read(requests, peer, taken, changed))
+        reading.add_done_callback(lambda _: changed.wake())
         answered = 0  # size of the checkpoint answered last
         try:
-            while (outcome := await outcomes.get()) is not None:
+            while True:
+                await changed.until(lambda: bool(taken) or reading.done())
+                if not taken:
+                    break
+                outcome = taken.popleft()
+                changed.wake()
                 response = ledger_pb2.AppendStreamResponse()
                 try:
-                    if isinstance(outcome, AssayError):
-                        raise outcome
-                    answer, known, size = outcome
-                    try:
-                        placed = self._acknowledge(await answer, known or answered)
-                    finally:
-                        self._room.give(peer, size)
+                    placed = await self._answer(outcome, peer, answered)
                     response.placed.CopyFrom(placed)
                     answered = self._sequencer.size
                 except AssayError as error:
@@ -81,28 +96,39 @@ class Appender:
             await reading
         finally:
             reading.cancel()
-            while not outcomes.empty():
-                left = outcomes.get_nowait()
-                if isinstance(left, tuple):
-                    left[0].cancel()
-                    self._room.give(peer, left[2])
+            for outcome in taken:
+                if not isinstance(outcome, AssayError):
+                    outcome.answer.cancel()
+                    self._room.give(peer, outcome.size)
+
+    async def _answer(self, outcome: _Outcome, peer: str, answered: int) -> ledger_pb2.AppendResponse:
+        if isinstance(outcome, AssayError):
+            raise outcome
+        try:
+            return self._acknowledge(await outcome.answer, outcome.known_size or answered)
+        finally:
+            self._room.give(peer, outcome.size)
 
     async def _read(
         self,
         requests: AsyncIterator[ledger_pb2.AppendStreamRequest],
         peer: str,
-        outcomes: asyncio.Queue[_Outcome | None],
+        taken: deque[_Outcome],
+        changed: Waiters,
     ) -> None:
+        """Takes requests, at most `_IN_FLIGHT` ahead of their answers."""
         async for message in requests:
+            await changed.until(lambda: len(taken) < _IN_FLIGHT)
             size = message.ByteSize()
             await self._room.wait(peer, size)
+            # No await from here on: room that is taken always has an owner in `taken`.
             try:
-                outcome: _Outcome = (self._submit(message.append, peer), message.append.known_size, size)
+                answer = self._submit(message.append, peer)
+                taken.append(_Submitted(answer, message.append.known_size, size))
             except AssayError as error:
                 self._room.give(peer, size)
-                outcome = error
-            await outcomes.put(outcome)
-        await outcomes.put(None)
+                taken.append(error)
+            changed.wake()
 
     def _submit(self, request: ledger_pb2.AppendRequest, peer: str) -> asyncio.Future[Position]:
         if request.known_size > self._sequencer.size:

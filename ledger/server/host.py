@@ -84,6 +84,7 @@ class Host:
     server: grpc.aio.Server
     port: int
     services: Services
+    room: Room
     store: Store
     health: health.aio.HealthServicer
     origin: str
@@ -155,4 +156,4 @@ def build_server(
     except RuntimeError as error:
         store.close()
         raise FatalError("NOT_LISTENING", f"expected to listen on {listen}, got {error}") from error
-    return Host(server, port, services, store, servicer, settings.trust.origin, settings.genesis)
+    return Host(server, port, services, room, store, servicer, settings.trust.origin, settings.genesis)

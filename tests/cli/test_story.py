@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from clients.cli.main import app
 from clients.demo.scenario import digest
 from tests.cli.office import RESOURCE, SCOPE, Office
 from tests.fixtures.imports import tau_file, tau_run
@@ -50,6 +53,8 @@ def test_from_proposal_to_rollback(office: Office, tmp_path: Path) -> None:
         "canary: rollback_and_authority MISSING APPROVAL_NONE REHEARSAL_ABSENT",
     ]
     assert lacks == _waits_for(office, update)
+    unseen = office.run("approve", update, "--step", "canary", "--json")
+    assert unseen.code == 2, "nobody approves what nobody shows"
     refused = office.run("approve", update, "--step", "canary", "--digest", "00000000")
     assert refused.code == 5
     assert "NOT_READY" in refused.err
@@ -207,3 +212,14 @@ def test_tail_names_authors_of_batches(office: Office) -> None:
     assert len(lines) == office.json("status")["size"] - 5
     assert office.run("tail").out.count("\n") == 20
     assert office.run("tail", "--from", 10**9).code == 2
+
+
+def test_the_demo_runs(tmp_path: Path) -> None:
+    """`assay demo` ends well, and keeps its log where it was told to: an auditor can replay that."""
+    kept = tmp_path / "kept"
+    ran = CliRunner().invoke(app, ["demo", "--json", "--keep", str(kept)])
+    assert ran.exit_code == 0, ran.stderr
+    assert {"A", "B", "C", "D"} == {shown["candidate"] for shown in json.loads(ran.stdout)["candidates"]}
+    trust = ["--trust", str(kept / "home" / "trust.txt"), "--forget"]
+    held = ["--update", "update-B", "--step", "canary"]
+    assert CliRunner().invoke(app, ["replay", str(kept / "log.export"), *trust, *held]).exit_code == 1

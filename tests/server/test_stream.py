@@ -18,7 +18,7 @@ from ledger.server.room import Room
 from ledger.v1 import ledger_pb2, runner_pb2
 from ledger.wire import error_of
 from tests.lab import Lab
-from tests.server.people import batch, body, enqueued, reason_of
+from tests.server.people import batch, body, enqueued, reason_of, until
 
 
 async def test_a_pipelined_stream_places_in_order() -> None:
@@ -309,3 +309,19 @@ async def test_many_small_commits_are_read_in_few_messages_and_whole() -> None:
             assert events[90:] == [decode_entry(message.entry).event for message in followed[:10]]
             assert first + 100 == followed[10].caught_up_size
             await lab.restart()
+
+
+async def test_a_stream_that_goes_away_gives_its_room_back() -> None:
+    """Half-way through, with batches taken and unanswered: nothing of the queue's room stays taken."""
+    async with Lab() as lab:
+        assert lab.host is not None
+        client, identity = lab.of_role("runner"), lab.identity("runner-1")
+        call = client.stub.AppendStream()
+        for number in range(40):
+            signed = batch(identity, [enqueued(lab)] * 50, sequence=number)
+            await call.write(ledger_pb2.AppendStreamRequest(append=signed.request(0)))
+        await call.read()
+        call.cancel()
+        room = lab.host.room
+        await until(lambda: (room._taken_requests, room._taken_bytes) == (0, 0))
+        assert {} == dict(room._by_principal)
