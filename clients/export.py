@@ -26,7 +26,7 @@ async def export_log(
         raise VerificationError("V5", "EMPTY_LOG", "expected a checkpoint, got none")
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("xb") as file:
+        with partial.open("wb") as file:
             file.write(encode_export_header(note))
             async for index, entry in client.read(0, checkpoint.size):
                 file.write(encode_run([entry]))

@@ -55,7 +55,7 @@ async def _serve(home: Path, identity: Identity, trust_domain: str, listen: str)
         loop.add_signal_handler(number, asked.set)
     async with LedgerClient(identity) as client:
         log = GateLog(identity.trust)
-        following = asyncio.create_task(log.run(client.follow(0)))
+        following = asyncio.create_task(log.run(client.follow))
         await log.reached((await client.get_checkpoint()).size)
         server = grpc.aio.server(interceptors=[CatchAll(_log)], options=(("grpc.so_reuseport", 0),))
         service = GateService(log, client, trust_domain, now=_now, random=secrets.token_bytes)
@@ -83,7 +83,6 @@ async def _serve(home: Path, identity: Identity, trust_domain: str, listen: str)
         await server.stop(_GRACE)
         if following.done():
             await following  # raises what ended it
-            raise FatalError("LEDGER_ENDED", "expected a ledger that goes on, got the end of its log")
         following.cancel()
         with suppress(asyncio.CancelledError):
             await following

@@ -3,17 +3,19 @@
 Rules:
 1. Every entry passes the offline verifier's steps before it is folded; a fault stops the gate for good.
 2. The gate judges at sizes that it has verified, and never beyond.
+3. A ledger that goes away is waited for; what was verified before stays verified.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from gate.judge import RulesJudge
 from ledger.entry import encode_run
-from ledger.errors import AssayError, FatalError
+from ledger.errors import AssayError, FatalError, OverloadedError
 from ledger.merkle import Tree
 from ledger.receipt import Receipts
 from ledger.trust import KEY_EVENTS, Authority, Grant, TrustDocument
@@ -22,6 +24,9 @@ from ledger.verify import Verifier
 
 __all__ = ["GateLog"]
 
+_log = logging.getLogger("gate")
+
+_AGAIN: Final = 0.5  # seconds before a ledger that went away is asked again
 _MANY: Final = 2  # any batch size above one: key rules ask only whether an event is alone
 
 
@@ -50,20 +55,30 @@ class GateLog:
             self.authority = self.authority.with_key_event(index, event, 1 if alone else _MANY)
         self.receipts.apply(index, recorded_at, leaf, grant, event, alone)
 
-    async def run(self, entries: AsyncIterator[tuple[int, bytes]]) -> None:
-        """Verifies and folds entries as they come, until cancelled. Raises what it found."""
-        try:
-            async for _, entry in entries:
-                before = self.size
-                self._verifier.feed(encode_run([entry]))
-                if self.size != before:
-                    async with self._grown:
-                        self._grown.notify_all()
-        except AssayError as error:
-            self._fault = error
+    async def run(self, follow: Callable[[int], AsyncIterator[tuple[int, bytes]]]) -> None:
+        """Verifies and folds entries as they come, until cancelled; `follow(index)` gives them from there on.
+
+        A ledger that is away is followed again from where it ended. Raises every other error, for good.
+        """
+        while True:
+            try:
+                async for _, entry in follow(self._verifier.size):
+                    await self._take(entry)
+            except OverloadedError as error:
+                _log.warning("the ledger is away, at size %d: %s", self.size, error)
+                await asyncio.sleep(max(error.retry_after, _AGAIN))
+            except AssayError as error:
+                self._fault = error
+                async with self._grown:
+                    self._grown.notify_all()
+                raise
+
+    async def _take(self, entry: bytes) -> None:
+        before = self.size
+        self._verifier.feed(encode_run([entry]))
+        if self.size != before:
             async with self._grown:
                 self._grown.notify_all()
-            raise
 
     async def reached(self, size: int) -> None:
         """Waits until the log was verified up to `size`. Raises FatalError(LOG_NOT_VERIFIED)."""

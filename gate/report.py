@@ -17,8 +17,8 @@ from google.protobuf.json_format import MessageToDict
 
 from gate.checks import (
     Input,
-    declared_families,
     deciding_attempt,
+    declared_families,
     holdout_gain,
     missing_families,
     rollout_standing,
@@ -36,6 +36,7 @@ __all__ = [
     "NOT_SHOWN",
     "at_risk",
     "digests_as_hex",
+    "frame_of",
     "receipt_document",
     "sentence",
     "state_name",
@@ -96,7 +97,8 @@ _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
         f"{c['candidates']} candidate, {c['freezes']} freeze(s), {c['pins_absent']} pins absent"
     ),
     "span_coverage": lambda c: (
-        f"{c['covered']} of {c['completed']} completed rollouts with all their spans ({c['rollouts']} in the window)"
+        f"{c['covered']} of {c['completed']} completed rollouts with all their spans "
+        f"({c['rollouts']} in the window)"
     ),
     "retry_debt": lambda c: (
         f"{c['unexpected']} unexpected of {c['retries']} retries, {c['silent']} silent failures"
@@ -107,7 +109,8 @@ _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
         f"{c['verified']} of {c['tasks']} effects verified, harm {c['harm']}" if c["windows"] else "no window"
     ),
     "rollback_and_authority": lambda c: (
-        f"{c['rehearsals']} of {c['windows']} windows rehearsed the way back, {c['fulfilling']} of {c['approvals']} approvals fulfil"
+        f"{c['rehearsals']} of {c['windows']} windows rehearsed the way back, "
+        f"{c['fulfilling']} of {c['approvals']} approvals fulfil"
     ),
 }
 
@@ -128,6 +131,33 @@ def receipt_document(receipts: Receipts, update: str, size: int) -> dict[str, An
         "anomalies": [{"index": index, "code": code} for index, code in evidence.anomalies],
         "suspect_entries": evidence.suspect,
         "not_shown": NOT_SHOWN,
+    }
+
+
+def frame_of(receipt: Mapping[str, Any], step: str) -> dict[str, Any]:
+    """In which frame a verdict on this update holds, from its receipt (gate.report.receipt_document)."""
+    freezes = receipt["before"]["freezes"]
+    proposed = receipt["before"]["proposed"]
+    pins = freezes[-1]["claim"] if freezes else {}
+    claim = pins or (proposed or {}).get("claim", {})
+    scope = claim.get("scope", {})
+    candidates = receipt["after"]["candidates"]
+    return {
+        "update": receipt["update"],
+        "step": step,
+        "resource": claim.get("resource"),
+        "scope": f"{scope['workflow']}/{scope['segment']}" if scope else None,
+        "candidate": candidates[0]["claim"]["manifest_digest"] if candidates else None,
+        "parent": claim.get("parent_digest"),
+        "evaluator": pins.get("evaluator_digest"),
+        "holdout": pins.get("holdout_digest"),
+        "policy": pins.get("policy_digest"),
+        "data_cut_off": receipt["during"]["data_cut_off"],
+        "canary_windows": [
+            f"{window['started']['claim']['window']} ({'LIVE' if window['live'] else 'REHEARSAL'})"
+            for window in receipt["after"]["windows"]
+        ],
+        "log_size": receipt["as_of"]["size"],
     }
 
 

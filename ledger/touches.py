@@ -4,8 +4,8 @@ Rules:
 1. `touches` is read from the event alone, so server, gate and auditor name the same keys.
 2. Runner events and rewards touch no key: however many stream in, they abort nothing. (They cannot change a
    verdict either: after the data cut-off they do not count.)
-3. A judgment (verdict, pointer move, LIVE window) rests on everything that could change it. The ledger applies
-   that condition whether or not the author sends it; an auditor applies it again.
+3. A judgment (verdict, pointer move, LIVE window) rests on everything that could change it. The ledger
+   applies that condition whether or not the author sends it; an auditor applies it again.
 4. Judgments stand alone in their batch, so that a verdict and its cause never arrive together.
 """
 

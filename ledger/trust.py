@@ -267,7 +267,8 @@ class Authority:
         if grant.revocation is not None:
             raise RefusedError(
                 "KEY_REVOKED",
-                f"expected a key in force, got {name}+{key_id.hex()}, revoked at index {grant.revocation.index}",
+                f"expected a key in force, got {name}+{key_id.hex()}, revoked at index "
+                f"{grant.revocation.index}",
             )
         return grant
 
@@ -277,7 +278,8 @@ class Authority:
         if grant.role != writer:
             raise RefusedError(
                 "ROLE_MAY_NOT_WRITE",
-                f"{body}: expected a key of role {role_name(writer)}, got {grant.name} of role {role_name(grant.role)}",
+                f"{body}: expected a key of role {role_name(writer)}, got {grant.name} of role "
+                f"{role_name(grant.role)}",
             )
 
     def with_key_event(self, index: int, event: event_pb2.Event, count: int) -> Authority:

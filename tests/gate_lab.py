@@ -51,7 +51,7 @@ class GateLab(Lab):
         await super().start()
         client = self.client("gate-1")
         self.gate_log = GateLog(self.trust)
-        self._following = asyncio.create_task(self.gate_log.run(client.follow(0)))
+        self._following = asyncio.create_task(self.gate_log.run(client.follow))
         await self.gate_log.reached((await client.get_checkpoint()).size)
         self._gate_server = grpc.aio.server(interceptors=[CatchAll(logging.getLogger("gate"))])
         service = GateService(

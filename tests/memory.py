@@ -122,7 +122,7 @@ class MemoryLog:
         for event in events:
             data = event.SerializeToString()
             admit(data)
-            assert WRITER[event.WhichOneof("body")] == grant.role, (author, event.WhichOneof("body"))
+            assert WRITER[body_name(event)] == grant.role, (author, body_name(event))
             index = self.size
             leaf = leaf_hash(index.to_bytes(8, "big") + self.clock.to_bytes(8, "big") + data)
             self.tree.extend([leaf])
@@ -148,6 +148,13 @@ def _granted(grant: Grant) -> root_pb2.KeyGranted:
         approver_kind=grant.approver_kind,  # type: ignore[arg-type]
         policy_digest=grant.policy_digest,
     )
+
+
+def body_name(event: event_pb2.Event) -> str:
+    """The event's body field, such as `rollout_enqueued`."""
+    name = event.WhichOneof("body")
+    assert name is not None
+    return name
 
 
 def fold(entries: Iterable[tuple[int, int, bytes, Grant, event_pb2.Event, bool]]) -> Replay:
@@ -220,12 +227,12 @@ class Story:
         """Appends events one by one: by the author that one comes with, or `author`, or its role's first."""
         for item in events:
             by, event = (author, item) if isinstance(item, event_pb2.Event) else item
-            self.log.append(by or BY_ROLE[role_name(WRITER[event.WhichOneof("body")])], [event])
+            self.log.append(by or BY_ROLE[role_name(WRITER[body_name(event)])], [event])
 
     def say(self, body: Any, by: str | None = None) -> int:
         """Appends one body, by its role's first principal unless told otherwise; returns the index."""
         event = wrap(body, self.log.new_id(), self.log.clock)
-        return self.log.append(by or BY_ROLE[role_name(WRITER[event.WhichOneof("body")])], [event])
+        return self.log.append(by or BY_ROLE[role_name(WRITER[body_name(event)])], [event])
 
     def setup(self, mutate: Mutation = unchanged) -> None:
         """The operator's publications."""
@@ -281,9 +288,9 @@ class Story:
         """The judge evaluates both subjects once more, under other evaluation ids."""
         events = self.scenario.evaluations(candidate)
         for event in events:
-            body = getattr(event, event.WhichOneof("body"))
+            body = getattr(event, body_name(event))
             body.evaluation += f"-{suffix}"
-            if event.WhichOneof("body") == "evaluation_recorded":
+            if body_name(event) == "evaluation_recorded":
                 self._pin_evaluation(body)
         self.write(events)
 
@@ -307,9 +314,9 @@ class Story:
         pinned = {part.target: part.digest for part in pins.environment}
         environment = b""
         for event in events:
-            body = getattr(event, event.WhichOneof("body"))
+            body = getattr(event, body_name(event))
             body.window = name
-            if event.WhichOneof("body") == "canary_started":
+            if body_name(event) == "canary_started":
                 body.tool_contract_digest = pins.tool_contract_digest
                 for part in body.environment:
                     if part.target != _DESTINATION:
@@ -320,7 +327,7 @@ class Story:
                         part.digest = pinned[part.target]
                 environment = environment_digest(body.environment, body.tool_contract_digest, body.bounds)
                 body.environment_digest = environment
-            elif event.WhichOneof("body") == "rollback_rehearsed":
+            elif body_name(event) == "rollback_rehearsed":
                 body.environment_digest = environment
         self.write(mutate("canary", events))
 
@@ -446,6 +453,7 @@ class Story:
         """The rollback of the top promotion that a request would allow."""
         stack = self.log.receipts.stack(self.document.resource, self.scope)
         top = stack[-1]
+        assert top.update is not None
         return gate_pb2.DefaultRolledBack(
             resource=self.document.resource,
             scope=self.scope,

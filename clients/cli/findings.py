@@ -17,36 +17,9 @@ from ledger.v1 import gate_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["blockers", "finding_documents", "frame_of", "show_findings", "show_frame", "why"]
+__all__ = ["blockers", "finding_documents", "show_findings", "show_frame", "why"]
 
 _APPROVAL = frozenset({"APPROVAL_NONE", "APPROVAL_OTHER_DIGEST", "APPROVAL_EXPIRED", "APPROVAL_WITHDRAWN"})
-
-
-def frame_of(receipt: Mapping[str, Any], step: str) -> dict[str, Any]:
-    """In which frame a verdict on this update holds, from its receipt (gate.report.receipt_document)."""
-    freezes = receipt["before"]["freezes"]
-    proposed = receipt["before"]["proposed"]
-    pins = freezes[-1]["claim"] if freezes else {}
-    claim = pins or (proposed or {}).get("claim", {})
-    scope = claim.get("scope", {})
-    candidates = receipt["after"]["candidates"]
-    return {
-        "update": receipt["update"],
-        "step": step,
-        "resource": claim.get("resource"),
-        "scope": f"{scope['workflow']}/{scope['segment']}" if scope else None,
-        "candidate": candidates[0]["claim"]["manifest_digest"] if candidates else None,
-        "parent": claim.get("parent_digest"),
-        "evaluator": pins.get("evaluator_digest"),
-        "holdout": pins.get("holdout_digest"),
-        "policy": pins.get("policy_digest"),
-        "data_cut_off": receipt["during"]["data_cut_off"],
-        "canary_windows": [
-            f"{window['started']['claim']['window']} ({'LIVE' if window['live'] else 'REHEARSAL'})"
-            for window in receipt["after"]["windows"]
-        ],
-        "log_size": receipt["as_of"]["size"],
-    }
 
 
 def show_frame(frame: Mapping[str, Any]) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from clients.cli.desk import Desk
-from clients.cli.findings import finding_documents, frame_of, show_findings, show_frame
+from clients.cli.findings import finding_documents, show_findings, show_frame
 from clients.cli.show import lines, moment
 from gate.judge import STEPS
-from gate.report import verdict_name
+from gate.report import frame_of, verdict_name
 from gate.v1 import gate_pb2 as service_pb2
 from ledger.v1 import gate_pb2, options_pb2, receipt_pb2
 

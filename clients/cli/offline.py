@@ -178,9 +178,8 @@ class _Judged:
     """One update, judged anew by the gate's own rules from the file alone."""
 
     def __init__(self, receipts: Receipts, update: str, step: int) -> None:
-        from clients.cli.findings import frame_of
         from gate.judge import STEPS, RulesJudge
-        from gate.report import receipt_document
+        from gate.report import frame_of, receipt_document
 
         self._judgement = RulesJudge().evaluate(receipts, update, step, receipts.size)
         self._frame = frame_of(receipt_document(receipts, update, receipts.size), STEPS[step])

@@ -2,7 +2,7 @@
 
 Rules:
 1. Strict: unknown keys, impossible numbers and candidates named twice are refused, saying where.
-2. What is left out is off: no candidate regresses, retries, fails or loses anything that the file does not say.
+2. What is left out is off: no candidate regresses, retries or loses anything that the file does not say.
 """
 
 from __future__ import annotations
@@ -182,5 +182,6 @@ def _check_gains(document: DemoDocument) -> None:
         if not wanted.is_finite() or wanted != int(wanted):
             raise FormatError(
                 "BAD_CANDIDATES",
-                f"{candidate.name}.evaluation.gain: expected a multiple of 1/{cases}, got {candidate.evaluation.gain}",
+                f"{candidate.name}.evaluation.gain: expected a multiple of 1/{cases}, "
+                f"got {candidate.evaluation.gain}",
             )

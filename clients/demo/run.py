@@ -2,8 +2,8 @@
 
 Rules:
 1. Real processes over mTLS, each principal with its own key; nothing here reaches into a server.
-2. It succeeds only if everything it shows was so: expected verdicts of the shipped file, the learner's verdict
-   refused, pointers apart, the export verified and replayed, the flipped bit found.
+2. It succeeds only if everything it shows was so: the shipped file's verdicts as expected, the learner's
+   verdict refused, pointers apart, the export verified and replayed, the flipped bit found.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from clients.ids import RANDOM_BYTES, uuid7
 from clients.ledger import LedgerClient
 from clients.receipts import ReceiptsClient
 from clients.servers import ServerProcess, gate_command, ledger_command
+from gate.judge import STEPS
 from gate.reasons import CHECKS
 from gate.replay import replay_export
-from gate.report import sentence, state_name, verdict_name
+from gate.report import frame_of, sentence, state_name, verdict_name
 from ledger.errors import RefusedError, VerificationError
 from ledger.trust import parse_trust_document
 from ledger.v1 import event_pb2, gate_pb2, options_pb2, receipt_pb2
@@ -205,8 +206,9 @@ class _Demo:
             await self._append(candidate.approval.by, s.approval(candidate, step, shown.verdict))
         self.progress(f"candidate {name}: judging", 6, steps)
         judged = await self.gates["operator-1"].evaluate(update, step, record=True)
+        receipt = await ReceiptsClient(self.clients["auditor-1"]).get_update(update)
         self.progress(f"candidate {name}: judged", steps, steps)
-        self.result.candidates.append(_shown(candidate, judged.verdict, judged.index))
+        self.result.candidates.append(_shown(candidate, judged.verdict, judged.index, receipt))
 
     # --- the learner, the pointers -------------------------------------------------------------------------
 
@@ -313,18 +315,23 @@ class _Demo:
             failing = tuple(n for n, check in enumerate(CHECKS, start=1) if shown["states"][check] != "PASS")
             if (shown["verdict"], failing) != (verdict, held):
                 self.result.failures.append(
-                    f"{shown['candidate']}: expected {verdict} {list(held)}, got {shown['verdict']} {list(failing)}"
+                    f"{shown['candidate']}: expected {verdict} {list(held)}, "
+                    f"got {shown['verdict']} {list(failing)}"
                 )
 
 
-def _shown(candidate: Candidate, verdict: gate_pb2.VerdictIssued, index: int) -> dict[str, Any]:
+def _shown(
+    candidate: Candidate, verdict: gate_pb2.VerdictIssued, index: int, receipt: dict[str, Any]
+) -> dict[str, Any]:
     return {
         "candidate": candidate.name,
         "story": candidate.story,
         "update": verdict.update,
         "verdict": verdict_name(verdict.verdict),
         "verdict_index": index,
-        "log_size": verdict.log_size,
+        "covers": frame_of(receipt, STEPS[verdict.step]) | {"log_size": verdict.log_size},
+        "gain": receipt["after"]["gain"],
+        "gain_decimal": receipt["after"]["gain_decimal"],
         "evidence_digest": verdict.evidence_digest.hex(),
         "states": {finding.check: state_name(finding.state) for finding in verdict.findings},
         "reasons": {finding.check: list(finding.reasons) for finding in verdict.findings if finding.reasons},

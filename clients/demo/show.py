@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +20,24 @@ def _verdict(text: str) -> Text:
     return Text(text, style="bold red" if text == "HOLD" else "bold green")
 
 
+def _gain(gain: float | None) -> str:
+    return "MISSING" if gain is None else f"{gain:+.2f}"
+
+
+def _frame(frame: dict[str, Any]) -> str:
+    """What the verdict is about and up to when: a verdict says nothing beyond it (law 19)."""
+
+    def short(name: str) -> str:
+        return "MISSING" if frame[name] is None else f"{frame[name][:12]}…"
+
+    windows = ", ".join(frame["canary_windows"]) or "no window"
+    cut_off = "MISSING" if frame["data_cut_off"] is None else f"entry {frame['data_cut_off']}"
+    return (
+        f"{frame['resource']} in {frame['scope']}, step {frame['step']}; data cut-off {cut_off}; "
+        f"evaluator {short('evaluator')}; parent {short('parent')}; {windows}"
+    )
+
+
 def show_result(console: Console, result: DemoResult) -> None:
     """Prints candidates × checks with verdicts and reasons, the refusal, the pointers, the audit."""
     table = Table(title="candidate × check, step canary", title_justify="left")
@@ -28,14 +48,14 @@ def show_result(console: Console, result: DemoResult) -> None:
         states = [shown["states"][check] for shown in result.candidates]
         table.add_row(f"{number} {check}", *(Text(state, style=_COLOURS[state]) for state in states))
     table.add_section()
+    table.add_row("holdout gain", *(_gain(shown["gain_decimal"]) for shown in result.candidates))
     table.add_row(
         "verdict", *(_verdict(shown["verdict"].replace("_TO_", "\nTO_")) for shown in result.candidates)
     )
     console.print(table)
     for shown in result.candidates:
-        console.print(
-            Text(f"\n{shown['candidate']}  ", style="bold").append(shown["verdict"]), shown["story"]
-        )
+        console.print(Text(f"\n{shown['candidate']}  {shown['verdict']}", style="bold"), f" {shown['story']}")
+        console.print(f"   covers {_frame(shown['covers'])}", highlight=False, style="dim")
         for number, check in enumerate(CHECKS, start=1):
             if shown["states"][check] != "PASS":
                 codes = ", ".join(shown["reasons"][check])
@@ -59,7 +79,8 @@ def _show_rest(console: Console, result: DemoResult) -> None:
     )
     console.print("\nOffline, from one file and a trust document:", style="bold")
     console.print(
-        f"   verified  {audit['size']} entries, {audit['batches']} batches, every signature, root {audit['root'][:16]}…\n"
+        f"   verified  {audit['size']} entries, {audit['batches']} batches, every signature, "
+        f"root {audit['root'][:16]}…\n"
         f"   replayed  {audit['verdicts_replayed']} verdicts, {audit['freezes_replayed']} freezes, "
         f"{audit['moves_replayed']} pointer move",
         highlight=False,

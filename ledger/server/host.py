@@ -25,7 +25,7 @@ from ledger.note import SigningKey
 from ledger.server.access import Access
 from ledger.server.folds import FoldRunner
 from ledger.server.reader import Reader
-from ledger.server.receipts import ReceiptService, ReceiptView
+from ledger.server.receipt_service import ReceiptService, ReceiptView
 from ledger.server.recovery import recover
 from ledger.server.room import Room
 from ledger.server.sequencer import Sequencer

@@ -149,6 +149,6 @@ def both(*mutations: Mutation) -> Mutation:
         items: Any = events
         for one in mutations:
             items = list(one(phase, items))
-        return items
+        return list[Authored](items)
 
     return mutate

@@ -222,70 +222,60 @@ CANARY = (
     ),
 )
 
+
+def bound(field: str, value: int) -> Callable[[Any], None]:
+    """Declares a bound, or measures the use of one."""
+    return lambda body: setattr(body.bounds if isinstance(body, c.CanaryStarted) else body.use, field, value)
+
+
+def named(field: str) -> Callable[[Any], None]:
+    """Declares one more name in a bound, or uses it."""
+
+    def edit(body: Any) -> None:
+        place = body.bounds if isinstance(body, c.CanaryStarted) else body.use
+        getattr(place, field).names.append("mail")
+
+    return edit
+
+
+def cleared(field: str) -> Callable[[Any], None]:
+    """Neither declares nor measures a bound."""
+
+    def edit(body: Any) -> None:
+        (body.bounds if isinstance(body, c.CanaryStarted) else body.use).ClearField(field)
+
+    return edit
+
+
+UNDECLARED, UNMEASURED = {6: MISSING + "BOUND_UNDECLARED"}, {6: MISSING + "BOUND_UNMEASURED"}
+TOO_WIDE, EXCEEDED = {6: FAIL + "BOUND_TOO_WIDE"}, {6: FAIL + "BOUND_EXCEEDED"}
+
 BOUNDS = (
     *(
-        Row(
-            f"bound undeclared: {bound}",
-            {6: MISSING + "BOUND_UNDECLARED"},
-            window(lambda b, bound=bound: b.bounds.ClearField(bound)),
-        )
-        for bound in ("tasks", "wall_time_us", "tools", "micro_usd", "side_effects")
+        Row(f"bound undeclared: {name}", UNDECLARED, window(cleared(name)))
+        for name in ("tasks", "wall_time_us", "tools", "micro_usd", "side_effects")
     ),
     *(
-        Row(
-            f"use unmeasured: {bound}",
-            {6: MISSING + "BOUND_UNMEASURED"},
-            task(lambda b, bound=bound: b.use.ClearField(bound)),
-        )
-        for bound in ("wall_time_us", "tools", "micro_usd", "side_effects")
+        Row(f"use unmeasured: {name}", UNMEASURED, task(cleared(name)))
+        for name in ("wall_time_us", "tools", "micro_usd", "side_effects")
     ),
     *(
-        Row(
-            f"bound too wide: {bound}",
-            {6: FAIL + "BOUND_TOO_WIDE"},
-            window(lambda b, bound=bound, value=value: setattr(b.bounds, bound, value)),
-        )
-        for bound, value in (("tasks", 21), ("wall_time_us", 600_000_001), ("micro_usd", 2_000_001))
+        Row(f"bound too wide: {name}", TOO_WIDE, window(bound(name, value)))
+        for name, value in (("tasks", 21), ("wall_time_us", 600_000_001), ("micro_usd", 2_000_001))
+    ),
+    *(Row(f"bound too wide: {name}", TOO_WIDE, window(named(name))) for name in ("tools", "side_effects")),
+    *(
+        Row(f"bound exceeded by the sum: {name}", EXCEEDED, task(bound(name, value), None))
+        for name, value in (("wall_time_us", 300_000_001), ("micro_usd", 1_000_001))
     ),
     *(
-        Row(
-            f"bound too wide: {bound}",
-            {6: FAIL + "BOUND_TOO_WIDE"},
-            window(lambda b, bound=bound: getattr(b.bounds, bound).names.append("mail")),
-        )
-        for bound in ("tools", "side_effects")
+        Row(f"bound reached by the sum: {name}", {}, task(bound(name, value), None))
+        for name, value in (("wall_time_us", 300_000_000), ("micro_usd", 1_000_000))
     ),
-    *(
-        Row(
-            f"bound exceeded by the sum: {bound}",
-            {6: FAIL + "BOUND_EXCEEDED"},
-            task(lambda b, bound=bound, value=value: setattr(b.use, bound, value), None),
-        )
-        for bound, value in (("wall_time_us", 300_000_001), ("micro_usd", 1_000_001))
-    ),
-    *(
-        Row(
-            f"bound reached by the sum: {bound}",
-            {},
-            task(lambda b, bound=bound, value=value: setattr(b.use, bound, value), None),
-        )
-        for bound, value in (("wall_time_us", 300_000_000), ("micro_usd", 1_000_000))
-    ),
-    *(
-        Row(
-            f"bound exceeded: {bound}",
-            {6: FAIL + "BOUND_EXCEEDED"},
-            task(lambda b, bound=bound: getattr(b.use, bound).names.append("mail")),
-        )
-        for bound in ("tools", "side_effects")
-    ),
-    Row(
-        "more tasks than the window's own bound",
-        {6: FAIL + "BOUND_EXCEEDED"},
-        window(lambda b: setattr(b.bounds, "tasks", 1)),
-    ),
-    Row("no bounds at all", {6: MISSING + "BOUND_UNDECLARED"}, window(lambda b: b.ClearField("bounds"))),
-    Row("no use at all", {6: MISSING + "BOUND_UNMEASURED"}, task(lambda b: b.ClearField("use"))),
+    *(Row(f"bound exceeded: {name}", EXCEEDED, task(named(name))) for name in ("tools", "side_effects")),
+    Row("more tasks than the window's own bound", EXCEEDED, window(bound("tasks", 1))),
+    Row("no bounds at all", UNDECLARED, window(lambda b: b.ClearField("bounds"))),
+    Row("no use at all", UNMEASURED, task(lambda b: b.ClearField("use"))),
 )
 
 WAY_BACK = (

@@ -48,7 +48,7 @@ def reason(number: int, value: int | None, rollout: str = RETRIED) -> Mutation:
     return change("attempt_started", edit, where=of(rollout, number))
 
 
-def a_third_attempt(value: int) -> Mutation:
+def a_third_attempt(value: r.AttemptReason.ValueType) -> Mutation:
     """One more attempt of the retried rollout, before its end: started for a reason, spans and all."""
     started = insert(
         "attempt_ended",

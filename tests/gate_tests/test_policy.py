@@ -244,5 +244,5 @@ def test_defaults_are_the_strictest() -> None:
     del raw["canary_verified"]["methods"]
     policy = parse_policy(json.dumps(raw).encode())
     assert (policy.retry_debt.max_unexpected, policy.retry_debt.max_silent, policy.max_redos) == (0, 0, 0)
-    assert (policy.beats_parent.exact_margin, policy.beats_parent.min_trials) == (0, 1)
+    assert (policy.beats_parent.exact_margin, policy.beats_parent.min_trials) == (Fraction(0), 1)
     assert policy.canary_verified.methods == ("READ_BACK_FILE", "READ_BACK_HTTP", "READ_BACK_SQL")

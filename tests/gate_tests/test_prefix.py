@@ -148,8 +148,8 @@ def nonsense(draw: random.Random, descriptor: Descriptor, message: Any) -> Any:
         if len(oneof.fields) > 1:
             put(draw, message, draw.choice(oneof.fields))
     for field in descriptor.fields:
-        oneof = field.containing_oneof
-        if oneof is not None and len(oneof.fields) > 1:
+        among = field.containing_oneof
+        if among is not None and len(among.fields) > 1:
             continue
         if field.is_repeated:
             for _ in range(draw.randrange(3)):
@@ -202,6 +202,7 @@ def wild(seed: int, count: int) -> Iterator[tuple[str, event_pb2.Event]]:
     while count:
         field = draw.choice(fields)
         event = event_pb2.Event(event_id=bytes(6) + b"\x70\x00\x80" + draw.randbytes(7))
+        assert field.message_type is not None
         nonsense(draw, field.message_type, getattr(event, field.name))
         getattr(event, field.name).SetInParent()
         try:

@@ -11,6 +11,7 @@ import pytest
 from clients.demo.scenario import digest
 from gate.report import at_risk
 from ledger.errors import RefusedError
+from ledger.v1 import canary_pb2
 from ledger.v1 import operator_pb2 as o
 from ledger.v1 import options_pb2
 from tests.gate_tests.editing import change
@@ -27,7 +28,7 @@ def stale(code: str, *checks: int) -> dict[int, str]:
     return dict.fromkeys(checks, f"STALE STALE_{code}")
 
 
-def environment(target: int) -> Callable[[options_pb2.Scope], Any]:
+def environment(target: T.ValueType) -> Callable[[options_pb2.Scope], Any]:
     """An environment target is now something else."""
     return lambda scope: o.EnvironmentChanged(scope=scope, target=target, new_digest=NEW)
 
@@ -292,7 +293,7 @@ def test_recovery(story: Story, what: str) -> None:
 
 
 @pytest.mark.parametrize("target", [HARNESS, TOKENIZER])
-def test_harness_and_tokenizer_are_the_trainers_choice(story: Story, target: int) -> None:
+def test_harness_and_tokenizer_are_the_trainers_choice(story: Story, target: T.ValueType) -> None:
     """What the proposal chose cannot be re-frozen to something else: a new update is needed."""
     story.until_canary_verdict(story.candidate("A"))
     story.say(environment(target)(story.scope))
@@ -315,11 +316,13 @@ def test_evidence_made_between_change_and_refreeze_does_not_count(story: Story) 
     candidate = story.candidate("A")
     story.until_canary_verdict(candidate)
     story.say(environment(PERMISSIONS)(story.scope))
-    story.window(
-        candidate,
-        "window-too-early",
-        lambda b: [setattr(p, "digest", NEW) for p in b.environment if p.target == PERMISSIONS],
-    )
+
+    def under_the_new(started: canary_pb2.CanaryStarted) -> None:
+        for part in started.environment:
+            if part.target == PERMISSIONS:
+                part.digest = NEW
+
+    story.window(candidate, "window-too-early", under_the_new)
     story.freeze(U, by="operator-1")
     assert states(story.judged(U))[6] == "MISSING"
 

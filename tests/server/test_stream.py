@@ -325,3 +325,20 @@ async def test_a_stream_that_goes_away_gives_its_room_back() -> None:
         room = lab.host.room
         await until(lambda: (room._taken_requests, room._taken_bytes) == (0, 0))
         assert {} == dict(room._by_principal)
+
+
+async def test_a_follower_that_falls_too_far_behind_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caught up once, then read nothing while 30 MiB were placed: FELL_BEHIND, with a time to return."""
+    monkeypatch.setattr("ledger.server.service._MAX_LAG", 10)
+    async with Lab() as lab:
+        auditor, client = lab.of_role("auditor"), lab.of_role("runner")
+        call = auditor.stub.Follow(ledger_pb2.FollowRequest())
+        while not (await call.read()).HasField("checkpoint"):
+            pass
+        large = [body(lab, "span_recorded", otlp_span=bytes(50_000)) for _ in range(60)]
+        for _ in range(10):
+            await client.append(large)
+        with pytest.raises(OverloadedError) as caught:
+            async for _ in auditor.messages(call):
+                pass
+        assert ("FELL_BEHIND", True) == (caught.value.reason, caught.value.retry_after > 0)

@@ -11,7 +11,7 @@ from tests.gate_lab import CANARY, DEFAULT, GateLab, Wire
 
 
 async def test_the_whole_way_to_the_default_and_back() -> None:
-    """A goes rehearsal → canary verdict → live window → default verdict → promotion → rollback, and replays."""
+    """A goes rehearsal, canary verdict, live window, default verdict, promotion, rollback; it all replays."""
     async with GateLab() as lab:
         wire = Wire(lab)
         await wire.setup()
@@ -96,7 +96,7 @@ async def test_a_landed_promotion_is_answered_with_its_first_place() -> None:
 
 
 async def test_who_may_call_the_gate() -> None:
-    """Freeze is the proposing trainer's, Evaluate is not the trainer's, Promote and RollBack are not the judge's."""
+    """Freeze is the proposing trainer's, Evaluate everybody else's, moves are the operator's and approver's."""
     async with GateLab() as lab:
         wire = Wire(lab)
         await wire.setup()

@@ -29,7 +29,7 @@ from ledger.server.folds import FoldRunner
 from ledger.server.reader import Reader
 from ledger.server.sequencer import Sequencer
 from ledger.trust import Grant
-from ledger.v1 import event_pb2, options_pb2, receipt_pb2, receipt_pb2_grpc
+from ledger.v1 import event_pb2, receipt_pb2, receipt_pb2_grpc
 
 __all__ = ["ReceiptService", "ReceiptView"]
 
@@ -149,7 +149,8 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
             raise NotFoundError(
                 "NO_DEFAULT",
                 f"expected an approved default of {request.resource} in "
-                f"{request.scope.workflow}/{request.scope.segment}, got none; a candidate is never given instead",
+                f"{request.scope.workflow}/{request.scope.segment}, got none; "
+                "a candidate is never given instead",
             )
         head = self._sequencer.head
         promoted = move.update is not None
