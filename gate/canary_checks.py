@@ -1,4 +1,4 @@
-"""Checks 6 and 7, rules version 1 (checks.md section 3): what the candidate did, and who answers for the step.
+"""Checks 6 and 7, rules version 1 (checks.md section 3): what the candidate did, who answers for the step.
 
 Rules: those of `gate.checks`. Every window of the step is read: a second, kinder one changes nothing.
 """
@@ -27,7 +27,7 @@ _WEAK: Final = (canary_pb2.VERIFICATION_METHOD_JUDGE, canary_pb2.VERIFICATION_ME
 
 
 def canary_verified(given: Input) -> Notes:
-    """Check 6: inside declared bounds every declared task left its effect at its destination, without harm."""
+    """Check 6: inside declared bounds every task left its effect at its destination, without harm."""
     notes, evidence = Notes("canary_verified"), given.evidence
     notes.counts = dict.fromkeys(("windows", "live_windows", "tasks", "verified", "harm"), 0)
     live = [window for window in evidence.windows if window.live]

@@ -1,7 +1,7 @@
 """The seven checks, rules version 1 (checks.md section 3).
 
 Rules:
-1. A check is a pure function of the evidence, the policy and the registry; it knows no clock but the prefix's.
+1. A check is a pure function of evidence, policy and registry; it knows no clock but the prefix's.
 2. Absence is MISSING, never a smaller denominator; zero cases, tasks or rollouts never pass (laws 9 and 10).
 3. Every code noted is listed in `gate.reasons`; the state is the first that applies.
 4. Scores are compared as exact rationals, never as rounded doubles.
@@ -437,7 +437,7 @@ def holdout_gain(given: Input, notes: Notes) -> tuple[Means | None, Fraction | N
 
 
 def beats_parent(given: Input) -> Notes:
-    """Check 4: on the locked holdout the candidate is better than its exact parent, by more than the margin."""
+    """Check 4: on the locked holdout the candidate beats its exact parent by more than the margin."""
     notes = Notes("beats_parent")
     means, gain = holdout_gain(given, notes)
     cases = holdout_cases(given) or []

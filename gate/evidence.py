@@ -276,7 +276,7 @@ class _Gathering:
     def _one(self, name: str, authors: Iterable[str]) -> Fact | None:
         """The first trainer event of a type; a different second one is a conflict."""
         facts = self._by(self._seen(self.record.of(name)), authors, "NOT_THE_PROPOSER")
-        first, conflicts = self._firsts(facts, lambda fact: None)
+        first, conflicts = self._firsts(facts, lambda _: None)
         if conflicts:
             self.out.conflicts.add(name)
         return first.get(None)
@@ -472,7 +472,7 @@ class _Gathering:
                 if chosen.scores.get(score.case_id, {}).get(score.trial, score) != score:
                     chosen.conflicts.add(score.case_id)
         own = [f for f in closes if f.body.evaluation == chosen.id and f.index > first.index]
-        ends, conflicts = self._firsts(own, lambda fact: None)
+        ends, conflicts = self._firsts(own, lambda _: None)
         chosen.closed = ends.get(None)
         if conflicts or len({fact.body.part.of for fact in chosen.parts.values()}) > 1:
             chosen.conflicts.add("")
@@ -501,7 +501,7 @@ class _Gathering:
                 continue
             window = Window(started, conflict=window_id in conflicts)
             own_ends, end_conflicts = self._firsts(
-                (f for f in ends if f.body.window == window_id and f.index > started.index), lambda fact: None
+                (f for f in ends if f.body.window == window_id and f.index > started.index), lambda _: None
             )
             window.ended = own_ends.get(None)
             own_tasks = [f for f in tasks if f.body.window == window_id and f.index > started.index]

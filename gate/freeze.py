@@ -112,8 +112,8 @@ def _in_force(receipts: Receipts, kind: str, scope: options_pb2.Scope, size: int
     if found is None:
         raise RefusedError(
             "NOT_REGISTERED",
-            f"expected {kind} published for {scope.workflow}/{scope.segment} or {scope.workflow}/*, got none; "
-            "an operator publishes it",
+            f"expected {kind} published for {scope.workflow}/{scope.segment} or {scope.workflow}/*, "
+            "got none; an operator publishes it",
         )
     return found
 
@@ -126,7 +126,8 @@ def _pin_published(
     if workflow is None or not workflow.body.HasField("retry_budget"):
         raise RefusedError(
             "NOT_REGISTERED",
-            f"expected {scope.workflow} version {proposal.workflow_version} declared with a retry budget, got none",
+            f"expected {scope.workflow} version {proposal.workflow_version} declared with a retry budget, "
+            "got none",
         )
     frozen.retry_budget.CopyFrom(workflow.body.retry_budget)
     frozen.evaluator_digest = _in_force(receipts, "evaluator", scope, size).digest
@@ -139,7 +140,8 @@ def _pin_published(
     if protected.body.snapshot_digest != holdout.digest or not named <= cases:
         raise RefusedError(
             "PROTECTED_OUTSIDE_HOLDOUT",
-            f"expected protected cases of the holdout {holdout.digest.hex()}, got {len(named - cases)} outside it",
+            f"expected protected cases of the holdout {holdout.digest.hex()}, "
+            f"got {len(named - cases)} outside it",
         )
     frozen.protected_set_digest = protected.digest
     published = _in_force(receipts, "policy", scope, size)
@@ -176,9 +178,14 @@ def _check_redo(receipts: Receipts, evidence: Evidence, policy: Policy, redo: li
     if done >= policy.max_redos:
         raise RefusedError("REDO_NOT_ALLOWED", f"expected at most {policy.max_redos} redos, got one more")
     judge = RulesJudge()
-    redoable = (gate_pb2.STATE_ERROR, gate_pb2.STATE_MISSING)
+    redoable = {gate_pb2.STATE_ERROR, gate_pb2.STATE_MISSING}
+    states: list[list[int]] = []  # of the named checks, a step each
     for step in (options_pb2.STEP_CANARY, options_pb2.STEP_DEFAULT):
         findings = judge.evaluate(receipts, evidence.update, step, evidence.size).findings
-        if all(findings[number - 1].state in redoable for number in redo):
-            return
-    raise RefusedError("REDO_NOT_ALLOWED", f"expected checks in ERROR or MISSING, got {redo}")
+        states.append([findings[number - 1].state for number in redo])
+    failed = any(gate_pb2.STATE_FAIL in of_step for of_step in states)
+    if failed or not any(redoable.issuperset(of_step) for of_step in states):
+        raise RefusedError(
+            "REDO_NOT_ALLOWED",
+            f"expected checks in ERROR or MISSING for a step, in FAIL for none, got {redo}",
+        )

@@ -41,7 +41,7 @@ _FIRST_SIX: Final[tuple[Callable[[checks.Input], Notes], ...]] = (
 
 
 def evidence_digest(evidence: Evidence) -> bytes:
-    """SHA-256 of `assay/evidence/v1`, update, step, count and root of every entry that counts, a line each."""
+    """SHA-256 of `assay/evidence/v1`, update, step, count and root of all that counts, a line each."""
     leaves = evidence.leaves()
     root = base64.b64encode(leaves_root(leaves)).decode()
     text = f"assay/evidence/v1\n{evidence.update}\n{STEPS[evidence.step]}\n{len(leaves)}\n{root}\n"

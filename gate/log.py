@@ -15,7 +15,7 @@ from typing import Final
 
 from gate.judge import RulesJudge
 from ledger.entry import encode_run
-from ledger.errors import AssayError, FatalError, OverloadedError
+from ledger.errors import FatalError, OverloadedError
 from ledger.merkle import Tree
 from ledger.receipt import Receipts
 from ledger.trust import KEY_EVENTS, Authority, Grant, TrustDocument
@@ -39,7 +39,7 @@ class GateLog:
         self.receipts = Receipts(RulesJudge(), self.tree.root)
         self._verifier = Verifier(trust, fold=self)
         self._grown = asyncio.Condition()
-        self._fault: AssayError | None = None
+        self._fault: Exception | None = None
 
     @property
     def size(self) -> int:
@@ -67,7 +67,8 @@ class GateLog:
             except OverloadedError as error:
                 _log.warning("the ledger is away, at size %d: %s", self.size, error)
                 await asyncio.sleep(max(error.retry_after, _AGAIN))
-            except AssayError as error:
+            except Exception as error:
+                # Whatever ended it, nobody may wait for a log that is not read any more.
                 self._fault = error
                 async with self._grown:
                     self._grown.notify_all()
@@ -85,4 +86,4 @@ class GateLog:
         async with self._grown:
             await self._grown.wait_for(lambda: self.size >= size or self._fault is not None)
         if self._fault is not None:
-            raise FatalError("LOG_NOT_VERIFIED", f"expected a log that verifies, got {self._fault}")
+            raise FatalError("LOG_NOT_VERIFIED", f"expected a log that verifies, got {self._fault!r}")

@@ -8,6 +8,8 @@ A fold over a log that `ledger.verify` has verified; it reads nothing else. The 
 step, expected and got. Rules unknown to this release are neither true nor false: CANNOT TELL.
 """
 
+# ruff: noqa: SLF001 - the dispatch table of Replay stands below it
+
 from __future__ import annotations
 
 from collections.abc import Callable

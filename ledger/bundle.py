@@ -293,6 +293,9 @@ def _check_places(claim: Claim, checkpoint: Checkpoint) -> tuple[Entry, Opening]
     if opening is None or not belongs:
         message = f"expected the opening of offset {entry.offset}, got index {first.index}"
         raise VerificationError("V3", "NO_OPENING", message, index=entry.index)
+    if first.index + opening.count > checkpoint.size:
+        message = f"expected {opening.count} entries from {first.index} on, got a log of {checkpoint.size}"
+        raise VerificationError("V3", "OPEN_BATCH", message, index=first.index)
     return entry, opening
 
 

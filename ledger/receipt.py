@@ -9,6 +9,8 @@ Rules:
 4. Memory grows with updates and their rollouts, not with the log: rollouts of no update leave only their id.
 """
 
+# ruff: noqa: SLF001 - the dispatch table of Receipts stands below it
+
 from __future__ import annotations
 
 import hashlib
@@ -26,12 +28,12 @@ from ledger.trust import Grant, Revocation
 from ledger.v1 import canary_pb2, event_pb2, gate_pb2, judge_pb2, options_pb2
 
 __all__ = [
+    "UNREPLAYABLE",
     "Judge",
     "Judgement",
     "Move",
     "PointerKey",
     "Receipts",
-    "UNREPLAYABLE",
     "Rollout",
     "Update",
     "VerdictRecord",

@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -32,6 +33,7 @@ __all__ = [
     "role_name",
 ]
 
+_COUNT: Final = re.compile("[1-9][0-9]{0,5}")  # more members than a trust document can hold
 _FIRST_LINE: Final = "assay/trust/v1"
 _MAX_TRUST_BYTES: Final = 65_536
 
@@ -64,13 +66,13 @@ class WitnessPolicy:
 
     def satisfied_by(self, cosigners: frozenset[VerifierKey]) -> bool:
         """Whether these witnesses are a quorum."""
-        return self.quorum == "none" or self._witnessed(self.quorum, cosigners)
-
-    def _witnessed(self, name: str, cosigners: frozenset[VerifierKey]) -> bool:
-        if name in self.witnesses:
-            return self.witnesses[name] in cosigners
-        threshold, members = self.groups[name]
-        return sum(self._witnessed(member, cosigners) for member in members) >= threshold
+        if self.quorum == "none":
+            return True
+        holds = {name: key in cosigners for name, key in self.witnesses.items()}
+        # A group names what stands before it, so one pass in this order does, however deep they are nested.
+        for name, (threshold, members) in self.groups.items():
+            holds[name] = sum(holds[member] for member in members) >= threshold
+        return holds[self.quorum]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ def _group(
         if member not in witnesses and member not in groups:
             raise _bad_trust(f"expected a member defined on a line before, got {member!r}")
     named = {"any": 1, "all": len(members)}
-    if threshold not in named and not (threshold.isascii() and threshold.isdecimal() and threshold[0] != "0"):
+    if threshold not in named and not _COUNT.fullmatch(threshold):
         raise _bad_trust(f"expected any, all or a number, got {threshold!r}")
     count = named.get(threshold) or int(threshold)
     if not 1 <= count <= len(members):

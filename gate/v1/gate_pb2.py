@@ -26,7 +26,7 @@ from ledger.v1 import gate_pb2 as ledger_dot_v1_dot_gate__pb2
 from ledger.v1 import options_pb2 as ledger_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12gate/v1/gate.proto\x12\x07gate.v1\x1a\x14ledger/v1/gate.proto\x1a\x17ledger/v1/options.proto\"H\n\rFreezeRequest\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12\x1f\n\x0bredo_checks\x18\x02 \x03(\rR\nredoChecks\"W\n\x0e\x46reezeResponse\x12\x14\n\x05index\x18\x01 \x01(\x04R\x05index\x12/\n\x06\x66rozen\x18\x02 \x01(\x0b\x32\x17.ledger.v1.UpdateFrozenR\x06\x66rozen\"f\n\x0f\x45valuateRequest\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12#\n\x04step\x18\x02 \x01(\x0e\x32\x0f.ledger.v1.StepR\x04step\x12\x16\n\x06record\x18\x03 \x01(\x08R\x06record\"\x89\x01\n\x10\x45valuateResponse\x12\x32\n\x07verdict\x18\x01 \x01(\x0b\x32\x18.ledger.v1.VerdictIssuedR\x07verdict\x12\x19\n\x05index\x18\x02 \x01(\x04H\x00R\x05index\x88\x01\x01\x12\x1c\n\tsentences\x18\x03 \x03(\tR\tsentencesB\x08\n\x06_index\"d\n\x0ePromoteRequest\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12(\n\rverdict_index\x18\x02 \x01(\x04H\x00R\x0cverdictIndex\x88\x01\x01\x42\x10\n\x0e_verdict_index\"_\n\x0fPromoteResponse\x12\x14\n\x05index\x18\x01 \x01(\x04R\x05index\x12\x36\n\x08promoted\x18\x02 \x01(\x0b\x32\x1a.ledger.v1.DefaultPromotedR\x08promoted\"z\n\x0fRollBackRequest\x12\x1a\n\x08resource\x18\x01 \x01(\tR\x08resource\x12&\n\x05scope\x18\x02 \x01(\x0b\x32\x10.ledger.v1.ScopeR\x05scope\x12#\n\rrequest_index\x18\x03 \x01(\x04R\x0crequestIndex\"g\n\x10RollBackResponse\x12\x14\n\x05index\x18\x01 \x01(\x04R\x05index\x12=\n\x0brolled_back\x18\x02 \x01(\x0b\x32\x1c.ledger.v1.DefaultRolledBackR\nrolledBack2\x88\x02\n\x0bGateService\x12\x39\n\x06\x46reeze\x12\x16.gate.v1.FreezeRequest\x1a\x17.gate.v1.FreezeResponse\x12?\n\x08\x45valuate\x12\x18.gate.v1.EvaluateRequest\x1a\x19.gate.v1.EvaluateResponse\x12<\n\x07Promote\x12\x17.gate.v1.PromoteRequest\x1a\x18.gate.v1.PromoteResponse\x12?\n\x08RollBack\x12\x18.gate.v1.RollBackRequest\x1a\x19.gate.v1.RollBackResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12gate/v1/gate.proto\x12\x07gate.v1\x1a\x14ledger/v1/gate.proto\x1a\x17ledger/v1/options.proto\"H\n\rFreezeRequest\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12\x1f\n\x0bredo_checks\x18\x02 \x03(\rR\nredoChecks\"W\n\x0e\x46reezeResponse\x12\x14\n\x05index\x18\x01 \x01(\x04R\x05index\x12/\n\x06\x66rozen\x18\x02 \x01(\x0b\x32\x17.ledger.v1.UpdateFrozenR\x06\x66rozen\"f\n\x0f\x45valuateRequest\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12#\n\x04step\x18\x02 \x01(\x0e\x32\x0f.ledger.v1.StepR\x04step\x12\x16\n\x06record\x18\x03 \x01(\x08R\x06record\"\xa3\x01\n\x10\x45valuateResponse\x12\x32\n\x07verdict\x18\x01 \x01(\x0b\x32\x18.ledger.v1.VerdictIssuedR\x07verdict\x12\x19\n\x05index\x18\x02 \x01(\x04H\x00R\x05index\x88\x01\x01\x12\x1c\n\tsentences\x18\x03 \x03(\tR\tsentences\x12\x18\n\x07\x65xpired\x18\x04 \x01(\x08R\x07\x65xpiredB\x08\n\x06_index\"d\n\x0ePromoteRequest\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12(\n\rverdict_index\x18\x02 \x01(\x04H\x00R\x0cverdictIndex\x88\x01\x01\x42\x10\n\x0e_verdict_index\"_\n\x0fPromoteResponse\x12\x14\n\x05index\x18\x01 \x01(\x04R\x05index\x12\x36\n\x08promoted\x18\x02 \x01(\x0b\x32\x1a.ledger.v1.DefaultPromotedR\x08promoted\"z\n\x0fRollBackRequest\x12\x1a\n\x08resource\x18\x01 \x01(\tR\x08resource\x12&\n\x05scope\x18\x02 \x01(\x0b\x32\x10.ledger.v1.ScopeR\x05scope\x12#\n\rrequest_index\x18\x03 \x01(\x04R\x0crequestIndex\"g\n\x10RollBackResponse\x12\x14\n\x05index\x18\x01 \x01(\x04R\x05index\x12=\n\x0brolled_back\x18\x02 \x01(\x0b\x32\x1c.ledger.v1.DefaultRolledBackR\nrolledBack2\x88\x02\n\x0bGateService\x12\x39\n\x06\x46reeze\x12\x16.gate.v1.FreezeRequest\x1a\x17.gate.v1.FreezeResponse\x12?\n\x08\x45valuate\x12\x18.gate.v1.EvaluateRequest\x1a\x19.gate.v1.EvaluateResponse\x12<\n\x07Promote\x12\x17.gate.v1.PromoteRequest\x1a\x18.gate.v1.PromoteResponse\x12?\n\x08RollBack\x12\x18.gate.v1.RollBackRequest\x1a\x19.gate.v1.RollBackResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,15 +40,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVALUATEREQUEST']._serialized_start=241
   _globals['_EVALUATEREQUEST']._serialized_end=343
   _globals['_EVALUATERESPONSE']._serialized_start=346
-  _globals['_EVALUATERESPONSE']._serialized_end=483
-  _globals['_PROMOTEREQUEST']._serialized_start=485
-  _globals['_PROMOTEREQUEST']._serialized_end=585
-  _globals['_PROMOTERESPONSE']._serialized_start=587
-  _globals['_PROMOTERESPONSE']._serialized_end=682
-  _globals['_ROLLBACKREQUEST']._serialized_start=684
-  _globals['_ROLLBACKREQUEST']._serialized_end=806
-  _globals['_ROLLBACKRESPONSE']._serialized_start=808
-  _globals['_ROLLBACKRESPONSE']._serialized_end=911
-  _globals['_GATESERVICE']._serialized_start=914
-  _globals['_GATESERVICE']._serialized_end=1178
+  _globals['_EVALUATERESPONSE']._serialized_end=509
+  _globals['_PROMOTEREQUEST']._serialized_start=511
+  _globals['_PROMOTEREQUEST']._serialized_end=611
+  _globals['_PROMOTERESPONSE']._serialized_start=613
+  _globals['_PROMOTERESPONSE']._serialized_end=708
+  _globals['_ROLLBACKREQUEST']._serialized_start=710
+  _globals['_ROLLBACKREQUEST']._serialized_end=832
+  _globals['_ROLLBACKRESPONSE']._serialized_start=834
+  _globals['_ROLLBACKRESPONSE']._serialized_end=937
+  _globals['_GATESERVICE']._serialized_start=940
+  _globals['_GATESERVICE']._serialized_end=1204
 # @@protoc_insertion_point(module_scope)

@@ -101,8 +101,13 @@ class EvaluateResponse(_message.Message):
     VERDICT_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     SENTENCES_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Where it stands in the log, if it was recorded."""
+    expired: _builtins.bool
+    """A PROMOTE whose approvals expired after the log's last entry: it holds by the log's clock and can no longer
+    be recorded. Approve again.
+    """
     @_builtins.property
     def verdict(self) -> _gate_pb2.VerdictIssued: ...
     @_builtins.property
@@ -115,10 +120,11 @@ class EvaluateResponse(_message.Message):
         verdict: _gate_pb2.VerdictIssued | None = ...,
         index: _builtins.int | None = ...,
         sentences: _abc.Iterable[_builtins.str] | None = ...,
+        expired: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "index", b"index", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "index", b"index", "sentences", b"sentences", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "expired", b"expired", "index", b"index", "sentences", b"sentences", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
     _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015

@@ -62,7 +62,9 @@ class AppendRequest(_message.Message):
     note: _builtins.bytes
     """The author's signed note over the batch."""
     known_size: _builtins.int
-    """The size of a checkpoint that the client remembers; 0: none. The answer proves consistency with it."""
+    """The size of a checkpoint that the client remembers; 0: none. The answer proves consistency with it. In a
+    stream 0 means the checkpoint of the answer before, so that a client that pipelines need not wait.
+    """
     @_builtins.property
     def events(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """1 to 4096 serialized ledger.v1.Event, at most 3 MiB in all."""

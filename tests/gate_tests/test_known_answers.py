@@ -79,6 +79,13 @@ def test_b_c_and_d_carry_their_approvals(four: Story) -> None:
     assert [counts(four.judged(f"update-{name}"), 7)["fulfilling"] for name in "ABCD"] == [1, 1, 1, 1]
 
 
+def test_what_each_check_of_a_rests_on(four: Story) -> None:
+    """How many entries each finding of A cites: what the check read, and nothing twice."""
+    cited = [finding.cited for finding in four.judged("update-A").findings]
+    # 120 rollouts of 4 spans; 125 attempts; 2 evaluations of one part; 20 tasks.
+    assert cited == [5, 120 * (2 + 2 + 4), 120 * 2 + 125 * 2, 4, 4, 22, 2]
+
+
 def test_the_log_of_the_four_replays(four: Story) -> None:
     """Replay finds no fault: four verdicts, four freezes, one move, the baseline's."""
     replayed = four.log.replay.result()

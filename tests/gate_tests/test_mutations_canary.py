@@ -242,7 +242,8 @@ def cleared(field: str) -> Callable[[Any], None]:
     """Neither declares nor measures a bound."""
 
     def edit(body: Any) -> None:
-        (body.bounds if isinstance(body, c.CanaryStarted) else body.use).ClearField(field)
+        place: Any = body.bounds if isinstance(body, c.CanaryStarted) else body.use
+        place.ClearField(field)
 
     return edit
 

@@ -267,6 +267,20 @@ def test_a_repeated_part_adds_no_case() -> None:
     assert why(judgement) == missing("CASE_UNSCORED", checks=(4,))
 
 
+def test_a_case_said_twice_in_one_part(story: Story) -> None:
+    """The same score of the same trial again is one score; the totals count what was said."""
+
+    def again(body: Any) -> None:
+        body.scores.append(body.scores[0])
+
+    mutate = both(
+        change(RECORDED, again, 0, CANDIDATE), change(CLOSED, lambda b: setattr(b, "results", 11), 1)
+    )
+    story.until_approval(story.candidate("A"), mutate)
+    story.approve(story.candidate("A"))
+    assert why(story.judged("update-A")) == {}
+
+
 def test_the_holdout_wears_out() -> None:
     """Candidates judged on the holdout before are counted; beyond the policy's bound check 4 fails."""
 

@@ -70,6 +70,11 @@ def frozen_after_two_rollouts() -> Mutation:
     return mutate
 
 
+def pinned(raw: dict[str, Any]) -> None:
+    """The policy names two judges and two canaries."""
+    raw["policy"]["principals"] |= {"judges": ["judge-1", "judge-2"], "canaries": ["canary-1", "canary-2"]}
+
+
 def same_controller(name: str, other: str) -> dict[str, Any]:
     """`name` is accounted for by the controller of `other`."""
     grant = PRINCIPALS[name]
@@ -197,6 +202,33 @@ ROWS = (
         "runner and trainer share a controller: both are the producer",
         {},
         principals=same_controller("runner-1", "trainer-1"),
+    ),
+    *(
+        Row(
+            f"{name} is written by a second runner whose controller judges",
+            {1: "FAIL SHARED_CONTROLLER"},
+            authored(name, "runner-2"),
+            principals={
+                "runner-2": principal("runner-2", options_pb2.ROLE_RUNNER, PRINCIPALS["judge-1"].controller)
+            },
+        )
+        for name in ("rollout_enqueued", "attempt_started", "span_recorded", "attempt_ended", "rollout_ended")
+    ),
+    *(
+        Row(
+            f"{name} is written by a second judge or canary whose controller trains",
+            {1: "FAIL SHARED_CONTROLLER"},
+            authored(name, by),
+            pinned,
+            {by: principal(by, PRINCIPALS[by].role, PRINCIPALS["trainer-1"].controller)},
+        )
+        for name, by in (
+            ("reward_recorded", "judge-2"),
+            ("evaluation_closed", "judge-2"),
+            ("canary_task_recorded", "canary-2"),
+            ("canary_ended", "canary-2"),
+            ("rollback_rehearsed", "canary-2"),
+        )
     ),
     Row(
         "a judge who wrote nothing shares a controller",

@@ -11,9 +11,8 @@ import pytest
 from clients.demo.scenario import digest
 from gate.report import at_risk
 from ledger.errors import RefusedError
-from ledger.v1 import canary_pb2
+from ledger.v1 import canary_pb2, options_pb2
 from ledger.v1 import operator_pb2 as o
-from ledger.v1 import options_pb2
 from tests.gate_tests.editing import change
 from tests.memory import CANARY, DEFAULT, Story, demo_document, small, states, why
 

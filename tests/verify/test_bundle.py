@@ -162,6 +162,19 @@ def test_an_opening_of_another_batch() -> None:
     _refused(LOG, replace(bundle, citations=(replace(citation, claim=none),)), "V3", "NO_OPENING")
 
 
+def test_a_checkpoint_within_a_batch() -> None:
+    """No batch is open at a checkpoint: a ledger that signs one within a batch signs no log."""
+    forge = Forge.opened("runner")
+    forge.add("runner", numbered(0), numbered(1))
+    size, tree = 3, Tree(forge.leaves)
+    claims = [
+        make_claim(index, forge.entries.__getitem__, lambda place: tree.inclusion(place, size))
+        for index in (2, 1)
+    ]
+    bundle = Bundle(forge.checkpoint(size), (Citation(*claims),))
+    _refused(forge, bundle, "V3", "OPEN_BATCH")
+
+
 def test_a_path_of_another_event() -> None:
     """The author's path is that of this event at this offset."""
     bundle = _bundle(LOG, (4, 1))
