@@ -3,7 +3,7 @@
 Rules:
 1. An event is 1 to 60,000 bytes that parse as `ledger.v1.Event` with a known body.
 2. Nothing is hidden and nothing is said twice: without its unknown fields the event has the length received.
-3. Every field keeps the format that its proto file declares; every double is finite.
+3. Every field keeps the format that its proto file declares; every double is finite; a span's bytes are a span.
 4. Needed fields are there. Absence is never filled in.
 
 Judged at admission only. A verifier of stored entries never applies these rules: what was admitted once
@@ -15,10 +15,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, OneofDescriptor
 from google.protobuf.message import DecodeError, Message
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from ledger.batch import MAX_EVENT_BYTES
 from ledger.errors import FormatError
@@ -161,7 +162,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 # --- rules compiled from the descriptors, once -------------------------------------------------------------
 
 
-def _fail(path: str, expected: str, got: Any) -> None:
+def _fail(path: str, expected: str, got: Any) -> NoReturn:
     shown = f"{len(got)} bytes" if isinstance(got, bytes) else repr(got)
     raise FormatError("BAD_FIELD", f"{path}: expected {expected}, got {shown[:200]}")
 
@@ -249,7 +250,31 @@ def _scores_rule(message: Message, path: str) -> None:
         _fail(f"{path}.scores", f"at most {MAX_SCORES} scores a part", f"{len(message.scores)}")  # type: ignore[attr-defined]
 
 
+def _span_rule(message: Any, path: str) -> None:
+    """The span's own bytes are a span, and the ids that checks read are the ones in it."""
+    if message.WhichOneof("content") != "otlp_span":
+        return
+    try:
+        span = Span.FromString(message.otlp_span)
+    except DecodeError:
+        _fail(f"{path}.otlp_span", "the bytes of an OpenTelemetry Span", message.otlp_span)
+    if (span.trace_id, span.span_id) != (message.trace_id, message.span_id):
+        _fail(
+            f"{path}.otlp_span",
+            f"the span {message.trace_id.hex()}/{message.span_id.hex()}",
+            f"{span.trace_id.hex()}/{span.span_id.hex()}",
+        )
+
+
+def _one_segment_rule(message: Any, path: str) -> None:
+    if message.scope.segment == "*":
+        _fail(f"{path}.scope.segment", "one segment: only publications are for all", "*")
+
+
 _EXTRA: Final[dict[str, _Rule]] = {
+    "ledger.v1.SpanRecorded": _span_rule,
+    "ledger.v1.BaselineAdopted": _one_segment_rule,
+    "ledger.v1.UpdateProposed": _one_segment_rule,
     "ledger.v1.Part": _part_rule,
     "ledger.v1.EvaluationRecorded": _scores_rule,
 }

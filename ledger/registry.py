@@ -9,7 +9,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,7 +48,7 @@ class Registry:
     suspects: Suspects
     _by_scope: dict[tuple[str, str, str], list[Publication]] = field(default_factory=dict)
     _by_digest: dict[tuple[str, bytes], list[Publication]] = field(default_factory=dict)
-    _parts: dict[tuple[str, bytes, str, str], dict[int, Fact]] = field(default_factory=dict)
+    _parts: dict[tuple[str, bytes, str, str, int], dict[int, Fact]] = field(default_factory=dict)
     _workflows: dict[str, list[Fact]] = field(default_factory=dict)
 
     # --- feeding ---
@@ -75,10 +75,11 @@ class Registry:
 
     def _part(self, kind: str, fact: Fact) -> None:
         body = fact.body
-        key = (kind, body.digest, body.scope.workflow, body.scope.segment)
+        # Parts of another number of parts are another publication: they neither complete nor block this one.
+        key = (kind, body.digest, body.scope.workflow, body.scope.segment, body.part.of)
         parts = self._parts.setdefault(key, {})
         parts.setdefault(body.part.number, fact)
-        if len(parts) == body.part.of and all(part.body.part.of == body.part.of for part in parts.values()):
+        if len(parts) == body.part.of:
             facts = tuple(parts[number] for number in sorted(parts))
             del self._parts[key]
             self._publish(kind, body.digest, body.scope, facts)
@@ -90,7 +91,7 @@ class Registry:
 
     # --- asking ---
 
-    def _standing(self, publications: list[Publication], size: int) -> Iterator[Publication]:
+    def _standing(self, publications: Iterable[Publication], size: int) -> Iterator[Publication]:
         for publication in publications:
             if publication.index < size and not any(
                 self.suspects.hold(fact, size) for fact in publication.facts
@@ -100,9 +101,10 @@ class Registry:
     def in_force(self, kind: str, scope: options_pb2.Scope, size: int) -> Publication | None:
         """The publication of a kind in force for a scope, as of a log of `size` entries."""
         for segment in (scope.segment, "*"):
-            found = list(self._standing(self._by_scope.get((kind, scope.workflow, segment), []), size))
-            if found:
-                return found[-1]
+            published = self._by_scope.get((kind, scope.workflow, segment), [])
+            found = next(self._standing(reversed(published), size), None)
+            if found is not None:
+                return found
         return None
 
     def environment_in_force(self, target: int, scope: options_pb2.Scope, size: int) -> bytes | None:
@@ -116,14 +118,15 @@ class Registry:
 
     def workflow(self, workflow: str, version: int, size: int) -> Fact | None:
         """The first declaration of a workflow's version."""
-        return next((f for f in self._declared(workflow, size) if f.body.version == version), None)
+        declared = self._workflows.get(workflow, [])
+        return next((f for f in self._counting(declared, size) if f.body.version == version), None)
 
     def workflow_in_force(self, workflow: str, size: int) -> Fact | None:
         """The latest declaration of a workflow."""
-        declared = list(self._declared(workflow, size))
-        return declared[-1] if declared else None
+        declared = reversed(self._workflows.get(workflow, []))
+        return next(self._counting(declared, size), None)
 
-    def _declared(self, workflow: str, size: int) -> Iterator[Fact]:
-        for fact in self._workflows.get(workflow, []):
+    def _counting(self, facts: Iterable[Fact], size: int) -> Iterator[Fact]:
+        for fact in facts:
             if fact.index < size and not self.suspects.hold(fact, size):
                 yield fact

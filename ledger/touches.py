@@ -6,7 +6,8 @@ Rules:
    verdict either: after the data cut-off they do not count.)
 3. A judgment (verdict, pointer move, LIVE window) rests on everything that could change it. The ledger
    applies that condition whether or not the author sends it; an auditor applies it again.
-4. Judgments stand alone in their batch, so that a verdict and its cause never arrive together.
+4. A baseline rests on there never having been one (law 13).
+5. Judgments stand alone in their batch, so that a verdict and its cause never arrive together.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = [
     "STANDS_ALONE",
     "TOUCHES_NOTHING",
     "Condition",
+    "baseline_key",
     "judgment_keys",
     "pointer_key",
     "rests_on",
@@ -61,6 +63,11 @@ def pointer_key(resource: str, scope: options_pb2.Scope) -> str:
     return f"pointer/{resource}/{scope.workflow}/{scope.segment}"
 
 
+def baseline_key(resource: str, scope: options_pb2.Scope) -> str:
+    """`baseline/<resource>/<workflow>/<segment>`: touched once, by the pointer's first value."""
+    return f"baseline/{resource}/{scope.workflow}/{scope.segment}"
+
+
 _Keys: TypeAlias = Callable[[Any], tuple[str, ...]]
 
 
@@ -88,6 +95,10 @@ def _pointer(body: Any) -> tuple[str, ...]:
     return (pointer_key(body.resource, body.scope),)
 
 
+def _baseline(body: Any) -> tuple[str, ...]:
+    return (pointer_key(body.resource, body.scope), baseline_key(body.resource, body.scope))
+
+
 def _pointer_and_update(body: Any) -> tuple[str, ...]:
     return (pointer_key(body.resource, body.scope), update_key(body.update))
 
@@ -104,7 +115,7 @@ _TOUCHES: Final[dict[str, _Keys]] = {
     "protected_set_published": _scope,
     "tool_contract_published": _scope,
     "environment_changed": _scope,
-    "baseline_adopted": _pointer,
+    "baseline_adopted": _baseline,
     "rollback_requested": _pointer,
     "resume_requested": _update,
     "blob_erased": _none,
@@ -162,6 +173,9 @@ def judgment_keys(update: str, resource: str, scope: options_pb2.Scope) -> tuple
 def rests_on(event: event_pb2.Event) -> Condition | None:
     """The condition that a judgment carries in itself; None for every other event."""
     body = event.WhichOneof("body")
+    if body == "baseline_adopted":
+        adopted = event.baseline_adopted
+        return Condition((baseline_key(adopted.resource, adopted.scope),), 0, None)
     if body == "verdict_issued":
         verdict = event.verdict_issued
         not_after = verdict.not_after if verdict.HasField("not_after") else None

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from ledger.v1 import event_pb2, options_pb2
 
-__all__ = ["BODIES", "minimal_event"]
+__all__ = ["BODIES", "minimal_event", "otlp_span"]
 
 #: Every type of event, by the name of its field in `Event.body`.
 BODIES: Final[tuple[str, ...]] = tuple(
@@ -39,6 +40,8 @@ def minimal_event(body: str, /, **overrides: Any) -> event_pb2.Event:
     message = getattr(event, body)
     message.SetInParent()
     _fill(message)
+    if body == "span_recorded":
+        message.otlp_span = otlp_span()
     for name, value in overrides.items():
         message.ClearField(name)
         if isinstance(value, Message):
@@ -48,6 +51,16 @@ def minimal_event(body: str, /, **overrides: Any) -> event_pb2.Event:
         else:
             setattr(message, name, value)
     return event
+
+
+def otlp_span(size: int = 0, trace_id: bytes | None = None, span_id: bytes | None = None) -> bytes:
+    """The bytes of an OpenTelemetry Span, padded to about `size`, with the ids of a minimal event."""
+    span = Span(
+        trace_id=trace_id or _VALUES[options_pb2.FORMAT_TRACE_ID],
+        span_id=span_id or _VALUES[options_pb2.FORMAT_SPAN_ID],
+    )
+    span.name = "x" * max(0, size - span.ByteSize() - 3)
+    return span.SerializeToString()
 
 
 def _fill(message: Any) -> None:

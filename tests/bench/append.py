@@ -7,7 +7,6 @@ every acknowledgement, beside the server on the same machine.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sqlite3
 import sys
@@ -23,7 +22,7 @@ import grpc.aio
 
 from clients.ledger import Stream
 from tests.bench.echo import METHOD
-from tests.events import minimal_event
+from tests.events import minimal_event, otlp_span
 from tests.lab import Lab
 
 __all__ = ["run"]
@@ -68,7 +67,7 @@ async def _run(seconds: float) -> dict[str, float]:
 
 
 def _event(lab: Lab) -> bytes:
-    span = minimal_event("span_recorded", otlp_span=os.urandom(_PADDING))
+    span = minimal_event("span_recorded", otlp_span=otlp_span(_PADDING))
     return lab.event(span)
 
 

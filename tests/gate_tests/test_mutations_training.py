@@ -114,6 +114,22 @@ COVERAGE = (
         {},
         insert("span_recorded", lambda b: copied(b, attempt=9)),
     ),
+    Row(
+        "a span before its attempt was started",
+        SHORT,
+        both(
+            drop("span_recorded", where=lambda b: of(PLAIN)(b) and b.family == "tool.sql"),
+            insert("attempt_started", lambda _: SPAN, where=of(PLAIN), before=True),
+        ),
+    ),
+    Row(
+        "a rollout cancelled before its first attempt",
+        {},
+        both(
+            *(drop(name, None, of(PLAIN)) for name in ("attempt_started", "span_recorded", "attempt_ended")),
+            change("rollout_ended", lambda b: setattr(b, "status", r.ROLLOUT_STATUS_CANCELLED), 0, of(PLAIN)),
+        ),
+    ),
     Row("RolloutEnded dropped", OPEN, drop("rollout_ended")),
     Row(
         "RolloutEnded after the cut-off",
@@ -286,12 +302,29 @@ def test_not_completed_rollouts_are_shown_by_status() -> None:
     assert (shown["cancelled"], shown["timeout"], shown["lost"], shown["open"]) == (1, 1, 1, 0)
 
 
+def anomalies(mutate: Mutation) -> list[str]:
+    """Codes of what does not count in the mutated story, which passes all the same."""
+    story, judgement = play(Row("", {}, mutate))
+    assert why(judgement) == {}
+    found = gather(story.log.receipts, "update-A", CANARY, story.log.size)
+    return [code for _, code in found.anomalies]
+
+
 def test_anomalies_are_shown() -> None:
     """What does not count is not dropped: the evidence lists it, with its reason."""
-    mutate = both(
-        insert("rollout_ended", lambda _: SPAN, where=of(PLAIN)), insert("attempt_ended", copied, 3)
+    assert anomalies(insert("rollout_ended", lambda _: SPAN, where=of(PLAIN))) == ["LATE_OR_ORPHAN"]
+    assert anomalies(insert("span_recorded", lambda b: copied(b, attempt=9))) == ["LATE_OR_ORPHAN"]
+    assert anomalies(insert("attempt_ended", lambda b: copied(b, attempt=9))) == ["LATE_OR_ORPHAN"]
+    assert anomalies(insert("attempt_ended", copied, 3)) == ["REPEATED"]
+    assert anomalies(insert("candidate_registered", copied)) == ["REPEATED"]
+    assert anomalies(insert("rollout_ended", copied)) == ["AFTER_END"]
+    late = r.RolloutEnqueued(
+        rollout="ro-late", workflow="sql-agent", workflow_version=1, mode=r.MODE_TRAIN, update="update-A"
     )
-    story, judgement = play(Row("", {}, mutate))
-    found = gather(story.log.receipts, "update-A", CANARY, story.log.size)
-    assert why(judgement) == {}
-    assert sorted(code for _, code in found.anomalies) == ["LATE_OR_ORPHAN", "REPEATED"]
+    assert anomalies(last("training_ended", late)) == ["OUTSIDE_WINDOW"]
+
+
+def test_orphans_of_no_rollout_are_counted() -> None:
+    """A runner's event whose rollout nobody enqueued belongs to no update; the fold counts it."""
+    story, _ = play(Row("", {}, first("rollouts", ORPHAN)))
+    assert story.log.receipts.orphans == 1

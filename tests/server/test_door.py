@@ -13,7 +13,7 @@ from ledger.batch import MAX_EVENT_BYTES, batch_text, event_root
 from ledger.errors import AssayError, FormatError, RefusedError
 from ledger.note import sign_note
 from ledger.v1 import ledger_pb2
-from tests.events import minimal_event
+from tests.events import minimal_event, otlp_span
 from tests.lab import Lab
 from tests.server.people import STREAM, batch, body, enqueued, reason_of
 
@@ -54,7 +54,7 @@ async def test_a_batch_above_its_limit_is_refused_and_the_largest_is_placed() ->
     """3 MiB of events pass the transport and the door; more does not."""
     async with Lab() as lab:
         client = lab.of_role("runner")
-        event = body(lab, "span_recorded", otlp_span=bytes(50_000))
+        event = body(lab, "span_recorded", otlp_span=otlp_span(50_000))
         fits = [event] * (3 * 2**20 // len(event))
         assert (await client.append(fits)).count == len(fits)
         identity = lab.identity("runner-1")

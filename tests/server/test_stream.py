@@ -17,6 +17,7 @@ from ledger.server.reader import cut_run
 from ledger.server.room import Room
 from ledger.v1 import ledger_pb2, runner_pb2
 from ledger.wire import error_of
+from tests.events import otlp_span
 from tests.lab import Lab
 from tests.server.people import batch, body, enqueued, reason_of, until
 
@@ -335,7 +336,7 @@ async def test_a_follower_that_falls_too_far_behind_is_told_so(monkeypatch: pyte
         call = auditor.stub.Follow(ledger_pb2.FollowRequest())
         while not (await call.read()).HasField("checkpoint"):
             pass
-        large = [body(lab, "span_recorded", otlp_span=bytes(50_000)) for _ in range(60)]
+        large = [body(lab, "span_recorded", otlp_span=otlp_span(50_000)) for _ in range(60)]
         for _ in range(10):
             await client.append(large)
         with pytest.raises(OverloadedError) as caught:
