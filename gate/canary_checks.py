@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gate.checks import Input, makers
-from gate.evidence import TARGETS, Evidence, Window, pinned_environment, window_facts
+from gate.evidence import TARGETS, Window, pinned_environment, window_facts
 from gate.finding import Notes
 from gate.policy import CanaryBounds, Policy
 from ledger.environment import environment_digest
@@ -20,6 +20,8 @@ __all__ = ["canary_verified", "fulfilling_approvals", "rollback_and_authority"]
 
 _SUMS: Final = ("wall_time_us", "micro_usd")  # bounds whose use is summed over a window's tasks
 _LISTS: Final = ("tools", "side_effects")  # bounds whose use is a set of names
+# Anything else, a newer release's word too, is an error of the check.
+_OUTCOMES: Final = (canary_pb2.TASK_OUTCOME_VERIFIED, canary_pb2.TASK_OUTCOME_NOT_VERIFIED)
 _WEAK: Final = (canary_pb2.VERIFICATION_METHOD_JUDGE, canary_pb2.VERIFICATION_METHOD_HUMAN)
 
 
@@ -110,7 +112,7 @@ def _tasks(notes: Notes, window: Window, policy: Policy) -> None:
         notes.add_if(name not in declared, "UNDECLARED_TASK", task)
         notes.counts["verified"] += body.outcome == canary_pb2.TASK_OUTCOME_VERIFIED and name in declared
         notes.add_if(body.outcome == canary_pb2.TASK_OUTCOME_NOT_VERIFIED, "NOT_VERIFIED", task)
-        notes.add_if(body.outcome == canary_pb2.TASK_OUTCOME_ERROR, "TASK_ERROR", task)
+        notes.add_if(body.outcome not in _OUTCOMES, "TASK_ERROR", task)
         notes.add_if(body.method not in allowed, "METHOD_NOT_ALLOWED", task)
         notes.add_if(body.method in _WEAK and not body.HasField("uncertainty"), "UNCERTAINTY_ABSENT", task)
         notes.add_if(not body.HasField("harm_count"), "HARM_UNOBSERVED", task)
@@ -160,17 +162,27 @@ def _is_rehearsal(window: Window, pins: gate_pb2.UpdateFrozen | None) -> bool:
     )
 
 
-def fulfilling_approvals(notes: Notes, given: Input, evidence_digest: bytes) -> Iterable[Fact]:
-    """Approvals that fulfil everything; where there is none, notes why each of the others does not."""
-    evidence, policy_digest = given.evidence, given.pins.policy_digest if given.pins is not None else b""
+def fulfilling_approvals(notes: Notes, given: Input, evidence_digest: bytes) -> list[Fact]:
+    """Approvals that fulfil everything; where there is none, notes why each of the others does not.
+
+    One that lapsed (other evidence, expired, withdrawn) is missing, whoever gave it: only one in force for
+    this very evidence can be the wrong person's.
+    """
+    evidence, pins = given.evidence, given.pins
+    wanted = (evidence_digest, pins.policy_digest if pins is not None else b"")
     made_evidence = set().union(*makers(given).values())
     lacking: list[tuple[Fact, list[str]]] = []
     fulfilling: list[Fact] = []
     for approval, withdrawn in evidence.approvals:
-        lacks = _lacks(approval, withdrawn, evidence, given.pins, made_evidence)
         body = approval.body
-        if (body.evidence_digest, body.policy_digest) != (evidence_digest, policy_digest):
-            lacks.append("APPROVAL_OTHER_DIGEST")
+        lapsed = {
+            "APPROVAL_OTHER_DIGEST": (body.evidence_digest, body.policy_digest) != wanted,
+            "APPROVAL_EXPIRED": body.expires_at < evidence.now,
+            "APPROVAL_WITHDRAWN": withdrawn,
+        }
+        lacks = [code for code, holds in lapsed.items() if holds] or _wrong_person(
+            approval, given, made_evidence
+        )
         if lacks:
             lacking.append((approval, lacks))
         else:
@@ -183,25 +195,16 @@ def fulfilling_approvals(notes: Notes, given: Input, evidence_digest: bytes) -> 
     return fulfilling
 
 
-def _lacks(
-    approval: Fact,
-    withdrawn: bool,
-    evidence: Evidence,
-    pins: gate_pb2.UpdateFrozen | None,
-    made_evidence: set[str],
-) -> list[str]:
-    lacks = []
+def _wrong_person(approval: Fact, given: Input, made_evidence: set[str]) -> list[str]:
+    pins, grant = given.pins, approval.grant
     named: Iterable[str] = ()
     if pins is not None:
-        named = pins.canary_approvers if evidence.step == options_pb2.STEP_CANARY else pins.default_approvers
-    grant = approval.grant
+        canary = given.evidence.step == options_pb2.STEP_CANARY
+        named = pins.canary_approvers if canary else pins.default_approvers
     bound = grant.approver_kind == root_pb2.APPROVER_KIND_RELEASE_ACTOR
+    codes = []
     if grant.name not in named or (bound and (pins is None or grant.policy_digest != pins.policy_digest)):
-        lacks.append("APPROVER_NOT_NAMED")
+        codes.append("APPROVER_NOT_NAMED")
     if grant.controller in made_evidence:
-        lacks.append("APPROVER_NOT_INDEPENDENT")
-    if approval.body.expires_at < evidence.now:
-        lacks.append("APPROVAL_EXPIRED")
-    if withdrawn:
-        lacks.append("APPROVAL_WITHDRAWN")
-    return lacks
+        codes.append("APPROVER_NOT_INDEPENDENT")
+    return codes

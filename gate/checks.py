@@ -1,24 +1,21 @@
-"""The seven checks, rules version 1 (checks.md section 3).
+"""Checks 1 to 3, rules version 1 (checks.md section 3): who it is, and whether its training is accounted for.
 
 Rules:
 1. A check is a pure function of evidence, policy and registry; it knows no clock but the prefix's.
 2. Absence is MISSING, never a smaller denominator; zero cases, tasks or rollouts never pass (laws 9 and 10).
 3. Every code noted is listed in `gate.reasons`; the state is the first that applies.
-4. Scores are compared as exact rationals, never as rounded doubles.
 
-Checks 6 and 7 stand in `gate.canary_checks`.
+Checks 4 and 5 stand in `gate.score_checks`, 6 and 7 in `gate.canary_checks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Final
 
 from gate.evidence import (
     Attempt,
-    Evaluation,
     Evidence,
     RolloutEvidence,
     attempt_facts,
@@ -29,15 +26,18 @@ from gate.finding import Notes
 from gate.policy import Policy
 from ledger.fact import Fact
 from ledger.receipt import Receipts
-from ledger.v1 import gate_pb2, judge_pb2, operator_pb2, options_pb2, runner_pb2
+from ledger.v1 import gate_pb2, options_pb2, runner_pb2
 
 __all__ = [
     "Input",
-    "Means",
-    "beats_parent",
+    "absent_pins",
+    "deciding_attempt",
+    "declared_families",
     "identity_pinned",
-    "protected_cases",
+    "makers",
+    "missing_families",
     "retry_debt",
+    "rollout_standing",
     "span_coverage",
 ]
 
@@ -95,8 +95,10 @@ def identity_pinned(given: Input) -> Notes:
     started, ended = evidence.training_started, evidence.training_ended
     # What ended before it started is not an end of it.
     notes.add_if(started is None or ended is None or ended.index < started.index, "TRAINING_OPEN")
-    if started is not None and evidence.freezes:
-        notes.add_if(evidence.freezes[0].index > started.index, "FROZEN_LATE", evidence.freezes[0], started)
+    if evidence.freezes:
+        first = evidence.freezes[0]
+        early = [f for f in (started, *evidence.progressed) if f is not None and f.index < first.index]
+        notes.add_if(bool(early), "FROZEN_LATE", first, *early)
     _candidate(notes, evidence)
     if evidence.conflicts:
         notes.add("CONFLICT")
@@ -170,6 +172,10 @@ def _shared_controller(given: Input) -> bool:
 # --- 2 span_coverage ---------------------------------------------------------------------------------------
 
 _COMPLETED_ATTEMPT: Final = (runner_pb2.ATTEMPT_OUTCOME_SUCCEEDED, runner_pb2.ATTEMPT_OUTCOME_FAILED)
+_NOT_COMPLETED: Final[dict[int, str]] = {
+    runner_pb2.ROLLOUT_STATUS_CANCELLED: "cancelled",
+    runner_pb2.ROLLOUT_STATUS_TIMEOUT: "timeout",
+}
 _COMPLETED_ROLLOUT: Final = (runner_pb2.ROLLOUT_STATUS_SUCCEEDED, runner_pb2.ROLLOUT_STATUS_FAILED)
 
 
@@ -208,7 +214,7 @@ def rollout_standing(rollout: RolloutEvidence) -> str:
         return "open"
     if rollout.ended.body.status in _COMPLETED_ROLLOUT:
         return "completed" if deciding_attempt(rollout) else "without_completed_attempt"
-    return runner_pb2.RolloutStatus.Name(rollout.ended.body.status).removeprefix("ROLLOUT_STATUS_").lower()
+    return _NOT_COMPLETED.get(rollout.ended.body.status, "lost")  # what nobody can name is lost
 
 
 def span_coverage(given: Input) -> Notes:
@@ -335,172 +341,3 @@ def _is_silent(attempt: Attempt, rollout: RolloutEvidence) -> bool:
     if attempt.ended.body.outcome == runner_pb2.ATTEMPT_OUTCOME_SUCCEEDED:
         return False
     return not attempt.ended.body.reason.strip()
-
-
-# --- 4 beats_parent, 5 protected_cases ---------------------------------------------------------------------
-
-_SUBJECTS: Final = (judge_pb2.SUBJECT_PARENT, judge_pb2.SUBJECT_CANDIDATE)
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """Exact case means of both subjects, for the cases that both have; better is greater (`sign`)."""
-
-    parent: dict[str, Fraction]
-    candidate: dict[str, Fraction]
-    sign: int
-
-    def gain(self, case: str) -> Fraction:
-        """Candidate minus parent in the evaluator's direction."""
-        return (self.candidate[case] - self.parent[case]) * self.sign
-
-
-def _direction(given: Input) -> int | None:
-    pins = given.pins
-    if pins is None or not pins.HasField("evaluator_digest"):
-        return None
-    evaluator = given.receipts.registry.by_digest("evaluator", pins.evaluator_digest, given.evidence.size)
-    if evaluator is None:
-        return None
-    return 1 if evaluator.body.direction == operator_pb2.DIRECTION_HIGHER_IS_BETTER else -1
-
-
-def _complete(notes: Notes, evaluation: Evaluation | None) -> bool:
-    if evaluation is None:
-        notes.add("EVALUATION_ABSENT")
-        return False
-    notes.cite(evaluation_facts(evaluation))
-    notes.add_if("" in evaluation.conflicts, "CONFLICT")
-    notes.add_if(evaluation.closed is None, "EVALUATION_OPEN")
-    of = {fact.body.part.of for fact in evaluation.parts.values()}
-    expected = set(range(1, max(of) + 1))
-    if evaluation.closed is not None:
-        expected = set(range(1, evaluation.closed.body.parts + 1))
-        results = sum(len(fact.body.scores) for fact in evaluation.parts.values())
-        short = results != evaluation.closed.body.results
-        notes.add_if(short and set(evaluation.parts) == expected, "PART_MISSING", evaluation.closed)
-    notes.add_if(set(evaluation.parts) != expected, "PART_MISSING")
-    return True
-
-
-def _means(given: Input, notes: Notes, check: int, cases: Iterable[str]) -> Means | None:
-    """Means of the cases, every gap noted; None where a pin, the policy or an evaluation is not there."""
-    sign = _direction(given)
-    notes.add_if(sign is None or given.policy is None, "PIN_ABSENT")
-    evaluations = given.evidence.evaluations.get(check, {})
-    there = [_complete(notes, evaluations.get(subject)) for subject in _SUBJECTS]
-    if sign is None or given.policy is None or not all(there):
-        return None
-    per_subject: list[dict[str, Fraction]] = []
-    wanted = list(cases)
-    for subject in _SUBJECTS:
-        evaluation, means = evaluations[subject], dict[str, Fraction]()
-        for case in wanted:
-            mean = _case_mean(notes, evaluation, case, given.policy.beats_parent.min_trials)
-            if mean is not None:
-                means[case] = mean
-        per_subject.append(means)
-    return Means(per_subject[0], per_subject[1], sign)
-
-
-def _case_mean(notes: Notes, evaluation: Evaluation, case: str, min_trials: int) -> Fraction | None:
-    results = evaluation.scores.get(case, {}).values()
-    notes.add_if(case in evaluation.conflicts, "CONFLICT")
-    notes.add_if(any(result.HasField("unscorable") for result in results), "UNSCORABLE")
-    scores = [Fraction(result.score) for result in results if result.HasField("score")]
-    if not results:
-        notes.add("CASE_UNSCORED")
-    elif len(scores) < min_trials:
-        notes.add("TOO_FEW_TRIALS")
-    return sum(scores, Fraction(0)) / len(scores) if scores else None
-
-
-def holdout_cases(given: Input) -> list[str] | None:
-    """Case ids of the frozen holdout, in order; None where it is not pinned or not registered."""
-    pins = given.pins
-    if pins is None or not pins.HasField("holdout_digest"):
-        return None
-    holdout = given.receipts.registry.by_digest("holdout", pins.holdout_digest, given.evidence.size)
-    if holdout is None:
-        return None
-    return list(dict.fromkeys(case.id for fact in holdout.facts for case in fact.body.cases))
-
-
-def holdout_gain(given: Input, notes: Notes) -> tuple[Means | None, Fraction | None]:
-    """Means and exact gain over all holdout cases; the gain is None unless every case has both means."""
-    cases = holdout_cases(given)
-    notes.add_if(cases is None, "PIN_ABSENT")
-    means = _means(given, notes, 4, cases or ())
-    if means is None or not cases or not all(c in means.parent and c in means.candidate for c in cases):
-        return means, None
-    return means, sum((means.gain(case) for case in cases), Fraction(0)) / len(cases)
-
-
-def beats_parent(given: Input) -> Notes:
-    """Check 4: on the locked holdout the candidate beats its exact parent by more than the margin."""
-    notes = Notes("beats_parent")
-    means, gain = holdout_gain(given, notes)
-    cases = holdout_cases(given) or []
-    notes.add_if(not cases, "CASE_UNSCORED")
-    scored = [c for c in cases if means is not None and c in means.parent and c in means.candidate]
-    gains = [means.gain(case) for case in scored] if means is not None else []
-    before = _judged_before(given)
-    notes.counts = {
-        "cases": len(cases),
-        "scored": len(scored),
-        "better": sum(g > 0 for g in gains),
-        "worse": sum(g < 0 for g in gains),
-        "equal": sum(g == 0 for g in gains),
-        "judged_before": before,
-    }
-    if gain is not None and given.policy is not None:
-        notes.counts["gain_millionths"] = gain.numerator * 1_000_000 // gain.denominator
-        notes.add_if(gain <= given.policy.beats_parent.exact_margin, "NO_GAIN")
-    limit = None if given.policy is None else given.policy.beats_parent.max_candidates_judged_before
-    notes.add_if(limit is not None and before > limit, "HOLDOUT_OVERUSED")
-    return notes
-
-
-def _judged_before(given: Input) -> int:
-    """Candidates of other updates judged on this holdout at lower indexes than this update's evaluation."""
-    evaluation = given.evidence.evaluations.get(4, {}).get(judge_pb2.SUBJECT_CANDIDATE)
-    pins = given.pins
-    if evaluation is None or pins is None:
-        return 0
-    until = min(fact.index for fact in evaluation.parts.values())
-    judged = given.receipts.judged_on(pins.holdout_digest, until, given.evidence.size)
-    return len(judged - {given.evidence.update})
-
-
-def protected_cases(given: Input) -> Notes:
-    """Check 5: no protected family regressed beyond its budget; gains elsewhere offset nothing."""
-    notes, pins = Notes("protected_cases"), given.pins
-    published = None
-    if pins is not None and pins.HasField("protected_set_digest"):
-        published = given.receipts.registry.by_digest(
-            "protected_set", pins.protected_set_digest, given.evidence.size
-        )
-    notes.add_if(published is None, "PIN_ABSENT")
-    families: dict[str, tuple[dict[str, None], int]] = {}
-    for fact in published.facts if published is not None else ():
-        for family in fact.body.families:
-            cases, budget = families.get(family.name, ({}, family.regression_budget))
-            families[family.name] = (
-                cases | dict.fromkeys(family.case_ids),
-                min(budget, family.regression_budget),
-            )
-    protected = dict.fromkeys(case for cases, _ in families.values() for case in cases)
-    notes.add_if(not protected, "NO_PROTECTED_CASE")
-    means = _means(given, notes, 5, protected)
-    both = [c for c in protected if means is not None and c in means.parent and c in means.candidate]
-    fallen = {case for case in both if means is not None and means.gain(case) < 0}
-    over = [name for name, (cases, budget) in families.items() if len(fallen & set(cases)) > budget]
-    notes.add_if(bool(over), "CASES_REGRESSED")
-    notes.counts = {
-        "protected": len(protected),
-        "scored": len(both),
-        "families": len(families),
-        "regressed": len(fallen),
-        "families_regressed": len(over),
-    }
-    return notes

@@ -15,6 +15,7 @@ from ledger.v1 import gate_pb2
 __all__ = ["MAX_CITED_INDEXES", "Notes", "findings_digest", "leaves_root"]
 
 MAX_CITED_INDEXES: Final = 32
+_MOST: Final = 2**63 - 1  # a count beyond it is shown as it: scores have no bound
 
 # The first that applies.
 _ORDER: Final = (gate_pb2.STATE_STALE, gate_pb2.STATE_FAIL, gate_pb2.STATE_ERROR, gate_pb2.STATE_MISSING)
@@ -66,7 +67,8 @@ class Notes:
             state=state,
             reasons=sorted(self._codes.get(state, ())),
             counts=[
-                gate_pb2.Finding.Count(name=name, value=self.counts[name]) for name in sorted(self.counts)
+                gate_pb2.Finding.Count(name=name, value=max(-_MOST, min(_MOST, self.counts[name])))
+                for name in sorted(self.counts)
             ],
             cited=len(self._cited),
             cited_root=leaves_root(self._cited),

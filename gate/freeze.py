@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gate.evidence import TARGETS, Evidence, gather
+from gate.evidence import TARGETS, Evidence
+from gate.gather import gather
 from gate.judge import RulesJudge
 from gate.policy import Policy, parse_policy
 from ledger.errors import NotFoundError, RefusedError
@@ -87,9 +88,9 @@ def _check_requester(evidence: Evidence, requested_by: str, is_operator: bool) -
 
 
 def _check_parent(receipts: Receipts, evidence: Evidence, proposal: trainer_pb2.UpdateProposed) -> None:
-    if receipts.holds_default(evidence.update, proposal.resource, proposal.scope, evidence.size):
+    if receipts.pointers.holds_default(evidence.update, proposal.resource, proposal.scope, evidence.size):
         return
-    default = receipts.default(proposal.resource, proposal.scope, evidence.size)
+    default = receipts.pointers.default(proposal.resource, proposal.scope, evidence.size)
     if default is None or default.digest != proposal.parent_digest:
         now = "no default" if default is None else default.digest.hex()
         raise RefusedError(

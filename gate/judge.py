@@ -13,14 +13,17 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gate import canary_checks, checks
-from gate.evidence import Evidence, gather
+from gate import canary_checks, checks, score_checks
+from gate.evidence import Evidence
 from gate.finding import Notes, findings_digest, leaves_root
+from gate.gather import gather
 from gate.policy import Policy, parse_policy
 from gate.reasons import CHECKS, RULES
 from gate.staleness import stale_reasons
+from ledger.claims import Judgement
 from ledger.errors import RefusedError
-from ledger.receipt import Judgement, Receipts
+from ledger.fact import Fact
+from ledger.receipt import Receipts
 from ledger.v1 import gate_pb2, options_pb2
 
 __all__ = ["RulesJudge", "evidence_digest", "pinned_policy"]
@@ -34,8 +37,8 @@ _FIRST_SIX: Final[tuple[Callable[[checks.Input], Notes], ...]] = (
     checks.identity_pinned,
     checks.span_coverage,
     checks.retry_debt,
-    checks.beats_parent,
-    checks.protected_cases,
+    score_checks.beats_parent,
+    score_checks.protected_cases,
     canary_checks.canary_verified,
 )
 
@@ -58,6 +61,13 @@ def pinned_policy(receipts: Receipts, evidence: Evidence) -> Policy | None:
         return None
     published = receipts.registry.by_digest("policy", pins.policy_digest, evidence.size)
     return None if published is None else parse_policy(published.body.document)
+
+
+def _makers(given: checks.Input, approvals: tuple[Fact, ...]) -> frozenset[str]:
+    """Controllers of everybody but the gate whose entries count, and of who approved."""
+    groups = checks.makers(given)
+    made = groups["producer"] | groups["judge"] | groups["canary"]
+    return frozenset(made | {approval.grant.controller for approval in approvals})
 
 
 class RulesJudge:
@@ -94,6 +104,7 @@ class RulesJudge:
             rules=RULES,
             candidate_digest=evidence.candidates[0].body.manifest_digest if evidence.candidates else None,
             approvals=approvals,
+            makers=_makers(given, approvals),
         )
 
     def stale(self, receipts: Receipts, update: str, step: int, size: int) -> frozenset[str]:

@@ -134,10 +134,11 @@ def policy_digest(document: bytes) -> bytes:
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        repeated = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
-        raise FormatError("BAD_POLICY", f"expected each key once, got {', '.join(repeated)} again")
+    document: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in document:
+            raise FormatError("BAD_POLICY", f"expected each key once, got {key[:80]!r} again")
+        document[key] = value
     return document
 
 
@@ -157,7 +158,7 @@ def parse_policy(document: bytes) -> Policy:
             parse_constant=_no_constant,
             object_pairs_hook=_no_repeats,
         )
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, an integer too long to be one
+    except (ValueError, RecursionError, ArithmeticError) as error:  # no UTF-8, no JSON, no number in range
         raise FormatError("BAD_POLICY", f"expected JSON text, got: {error}") from error
     if not isinstance(raw, dict):
         raise FormatError("BAD_POLICY", f"expected a JSON object, got {type(raw).__name__}")

@@ -8,20 +8,20 @@ A fold over a log that `ledger.verify` has verified; it reads nothing else. The 
 step, expected and got. Rules unknown to this release are neither true nor false: CANNOT TELL.
 """
 
-# ruff: noqa: SLF001 - the dispatch table of Replay stands below it
-
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final
 
-from gate.evidence import gather
 from gate.freeze import derive_freeze
+from gate.gather import gather
 from gate.judge import RulesJudge
+from ledger.claims import UNREPLAYABLE, Void
 from ledger.errors import AssayError, CannotTellError, VerificationError
 from ledger.export import BinaryReader
 from ledger.merkle import Frontier
-from ledger.receipt import UNREPLAYABLE, Receipts, Void
+from ledger.receipt import Receipts
 from ledger.trust import Grant, TrustDocument
 from ledger.v1 import event_pb2, gate_pb2, options_pb2
 from ledger.verify import Verified, verify_export
@@ -45,7 +45,7 @@ class Replay:
     def __init__(self, root_at: Callable[[int], bytes]) -> None:
         self.receipts = Receipts(RulesJudge(), root_at)
         self.faults: list[Void] = []
-        self._operators: set[str] = set()
+        self._operators: set[str] = set()  # their keys in force
         self._counts = {"verdict_issued": 0, "update_frozen": 0, "moves": 0}
 
     def apply(
@@ -53,14 +53,20 @@ class Replay:
     ) -> None:
         """Takes the next entry."""
         name = event.WhichOneof("body")
-        check = _AUTHORITY.get(name or "")
+        check = self._checks.get(name or "")
         if check is not None:
             check(self, index, event)
         self.receipts.apply(index, recorded_at, leaf, grant, event, alone)
 
     def _granted(self, index: int, event: event_pb2.Event) -> None:
         if event.key_granted.role == options_pb2.ROLE_OPERATOR:
-            self._operators.add(event.key_granted.vkey.partition("+")[0])
+            self._operators.add(event.key_granted.vkey)
+
+    def _revoked(self, index: int, event: event_pb2.Event) -> None:
+        self._operators.discard(event.key_revoked.vkey)
+
+    def _is_operator(self, name: str) -> bool:
+        return any(vkey.partition("+")[0] == name for vkey in self._operators)
 
     def _fault(self, index: int, reason: str, message: str, *, unknown: bool = False) -> None:
         self.faults.append(Void("R3", index, UNREPLAYABLE if unknown else reason, message))
@@ -75,7 +81,7 @@ class Replay:
                 self.receipts,
                 frozen.update,
                 frozen.requested_by,
-                is_operator=frozen.requested_by in self._operators,
+                is_operator=self._is_operator(frozen.requested_by),
                 redo=frozen.redo_checks,
                 size=index,
             )
@@ -122,27 +128,34 @@ class Replay:
         name = event.WhichOneof("body")
         self._counts["verdict_issued" if name == "verdict_issued" else "moves"] += 1
 
+    def all_faults(self) -> list[Void]:
+        """Everything that somebody did without the right to, in order of the log."""
+        found = [void for void in self.faults + self.receipts.voids if void.reason != UNREPLAYABLE]
+        return sorted(found, key=lambda void: void.index)
+
     def result(self) -> Replayed:
-        """Raises VerificationError for the first fault; otherwise says what was replayed."""
-        voids = sorted([*self.faults, *self.receipts.voids], key=lambda void: void.index)
+        """Says what was replayed. Raises VerificationError for the first fault; `all_faults` has all."""
+        faults = self.all_faults()
+        if faults:
+            first, more = faults[0], len(faults) - 1
+            said = first.message if not more else f"{first.message} (and {more} more faults after it)"
+            raise VerificationError(first.step, first.reason, said, index=first.index)
+        voids = sorted(self.faults + self.receipts.voids, key=lambda void: void.index)
         unreplayable = tuple(void for void in voids if void.reason == UNREPLAYABLE)
-        for void in voids:
-            if void not in unreplayable:
-                raise VerificationError(void.step, void.reason, void.message, index=void.index)
         counts = self._counts
         return Replayed(counts["verdict_issued"], counts["moves"], counts["update_frozen"], unreplayable)
 
-
-_AUTHORITY: dict[str, Callable[[Replay, int, event_pb2.Event], None]] = {
-    "key_granted": Replay._granted,
-    "update_frozen": Replay._frozen,
-    "training_paused": Replay._paused,
-    "training_resumed": Replay._resumed,
-    "verdict_issued": Replay._count,
-    "default_promoted": Replay._count,
-    "default_rolled_back": Replay._count,
-    "baseline_adopted": Replay._count,
-}
+    _checks: Final[dict[str, Callable[[Any, int, event_pb2.Event], None]]] = {
+        "key_granted": _granted,
+        "key_revoked": _revoked,
+        "update_frozen": _frozen,
+        "training_paused": _paused,
+        "training_resumed": _resumed,
+        "verdict_issued": _count,
+        "default_promoted": _count,
+        "default_rolled_back": _count,
+        "baseline_adopted": _count,
+    }
 
 
 # --- a whole export ----------------------------------------------------------------------------------------
@@ -169,7 +182,12 @@ class _Rooted:
         self._sizes = sizes
         self._roots: dict[int, bytes] = {}
         self._tree = Frontier()
-        self.replay = Replay(self._roots.__getitem__)
+        self.replay = Replay(self._root_at)
+
+    def _root_at(self, size: int) -> bytes:
+        if size not in self._roots:
+            raise _changed()
+        return self._roots[size]
 
     def apply(
         self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
@@ -179,6 +197,10 @@ class _Rooted:
             self._roots[index] = self._tree.root()
         self._tree.append(leaf)
         self.replay.apply(index, recorded_at, leaf, grant, event, alone)
+
+
+def _changed() -> VerificationError:
+    return VerificationError("V5", "FILE_CHANGED", "expected the same file twice, got one that was changed")
 
 
 def replay_export(
@@ -199,7 +221,5 @@ def replay_export(
     rooted = _Rooted(sizes.sizes)
     second = verify_export(open_export(), trust, remembered=remembered, fold=rooted, progress=progress)
     if first.root != second.root:
-        raise VerificationError(
-            "V5", "FILE_CHANGED", "expected the same file twice, got one that was changed"
-        )
+        raise _changed()
     return second, rooted.replay

@@ -19,17 +19,20 @@ from gate.checks import (
     Input,
     deciding_attempt,
     declared_families,
-    holdout_gain,
     missing_families,
     rollout_standing,
 )
-from gate.evidence import Attempt, Evidence, RolloutEvidence, Window, gather
+from gate.evidence import Attempt, Evidence, RolloutEvidence, Window
 from gate.finding import Notes
+from gate.gather import gather
 from gate.judge import STEPS, evidence_digest, pinned_policy
 from gate.reasons import REASONS
+from gate.score_checks import holdout_gain
 from gate.staleness import stale_reasons
+from ledger.claims import Move
 from ledger.fact import Fact
-from ledger.receipt import Move, Receipts
+from ledger.receipt import Receipts
+from ledger.standing import why_fallen
 from ledger.v1 import canary_pb2, gate_pb2, judge_pb2, options_pb2, runner_pb2
 
 __all__ = [
@@ -325,7 +328,7 @@ def _verdicts(receipts: Receipts, evidence: Evidence) -> Iterable[dict[str, Any]
     record = receipts.updates.get(evidence.update)
     for verdict in record.verdicts if record is not None else []:
         body = verdict.fact.body
-        fallen = receipts.why_fallen(verdict, evidence.now)
+        fallen = why_fallen(receipts, verdict, evidence.now)
         yield {
             "index": verdict.fact.index,
             "step": STEPS.get(body.step),

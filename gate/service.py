@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc.aio
@@ -24,9 +25,10 @@ from gate.log import GateLog
 from gate.report import sentence
 from gate.v1 import gate_pb2 as service_pb2
 from gate.v1 import gate_pb2_grpc
+from ledger.claims import Judgement, VerdictRecord
 from ledger.errors import FatalError, NotFoundError, RefusedError
 from ledger.fact import Fact
-from ledger.receipt import Judgement, VerdictRecord
+from ledger.standing import promotion_fault
 from ledger.touches import judgment_keys, pointer_key
 from ledger.trust import role_name
 from ledger.v1 import event_pb2, gate_pb2, options_pb2
@@ -142,8 +144,15 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
                 raise RefusedError("BAD_STEP", f"expected STEP_CANARY or STEP_DEFAULT, got {request.step}")
             verdict = self._verdict(request.update, request.step)
             sentences = [sentence(finding) for finding in verdict.findings]
-            response = service_pb2.EvaluateResponse(verdict=verdict, sentences=sentences)
+            expired = verdict.HasField("not_after") and verdict.not_after < self._now()
+            response = service_pb2.EvaluateResponse(verdict=verdict, sentences=sentences, expired=expired)
             if request.record:
+                if expired:
+                    raise RefusedError(
+                        "APPROVAL_EXPIRED",
+                        f"expected an approval in force at {self._now()}, got one that expired at "
+                        f"{verdict.not_after} (microseconds since 1970); approve again",
+                    )
                 response.index = await self._write(verdict, "verdict_issued", None)
             return response
 
@@ -156,6 +165,13 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
         if not judgement.policy_digest:
             raise RefusedError(
                 "NOT_FROZEN", f"expected {update} frozen with a policy, got none; its trainer asks for Freeze"
+            )
+        key = self._client.identity.key.verifier_key
+        controller = self._log.authority.find(key.name, key.key_id).controller
+        if controller in judgement.makers:
+            raise RefusedError(
+                "GATE_NOT_INDEPENDENT",
+                f"expected a gate that made none of the evidence, got one of {controller}",
             )
         verdict = gate_pb2.VerdictIssued(
             update=update,
@@ -190,14 +206,14 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
             verdict: gate_pb2.VerdictIssued = record.fact.body
             if role == options_pb2.ROLE_APPROVER:
                 self._check_pinned(request.update, name)
-            landed = self._log.receipts.promotion_of(verdict, record.fact.index)
+            landed = self._log.receipts.pointers.promotion_of(verdict, record.fact.index)
             if landed is not None:
                 return service_pb2.PromoteResponse(
                     index=landed.index, promoted=self._promotion(verdict, record, landed.from_digest)
                 )
-            current = self._log.receipts.default(verdict.resource, verdict.scope)
+            current = self._log.receipts.pointers.default(verdict.resource, verdict.scope)
             promoted = self._promotion(verdict, record, current.digest if current is not None else None)
-            self._check_move(promoted, "default_promoted", self._log.receipts.promotion_fault)
+            self._check_move(promoted, "default_promoted", partial(promotion_fault, self._log.receipts))
             index = await self._write(promoted, "default_promoted", None)
             return service_pb2.PromoteResponse(index=index, promoted=promoted)
 
@@ -256,18 +272,18 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
             await self._latest()
             self._caller(context, frozenset({options_pb2.ROLE_OPERATOR, options_pb2.ROLE_APPROVER}))
             receipts, size = self._log.receipts, self._log.size
-            asked = receipts.request(request.request_index)
-            stack = receipts.stack(request.resource, request.scope)
+            asked = receipts.pointers.request(request.request_index)
+            stack = receipts.pointers.stack(request.resource, request.scope)
             if asked is None or len(stack) < 2:
                 raise RefusedError(
                     "CONDITION_FAILED",
-                    f"expected an unused rollback request at index {request.request_index} and a promotion to "
-                    f"undo, got {'no request' if asked is None else 'no promotion'}",
+                    f"expected an unused rollback request at index {request.request_index} and a "
+                    f"promotion to undo, got {'no request' if asked is None else 'no promotion'}",
                 )
             top = stack[-1]
             if top.update is None:
                 raise FatalError(
-                    "STACK_BROKEN", "expected a baseline at the bottom of a pointer only, got one above"
+                    "STACK_BROKEN", "expected a promotion above the baseline, got another baseline"
                 )
             body = gate_pb2.DefaultRolledBack(
                 resource=request.resource,
@@ -277,7 +293,7 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
                 update=top.update,
                 to_digest=stack[-2].digest,
             )
-            self._check_move(body, "default_rolled_back", receipts.rollback_fault)
+            self._check_move(body, "default_rolled_back", receipts.pointers.rollback_fault)
             condition = Condition((pointer_key(request.resource, request.scope),), size, None)
             index = await self._write(body, "default_rolled_back", condition)
             return service_pb2.RollBackResponse(index=index, rolled_back=body)

@@ -128,9 +128,9 @@ def _parent(receipts: Receipts, evidence: Evidence, add_to: dict[str, set[str]])
     pins = evidence.pins
     if pins is None or not pins.HasField("parent_digest") or not pins.HasField("resource"):
         return
-    if receipts.holds_default(evidence.update, pins.resource, pins.scope, evidence.size):
+    if receipts.pointers.holds_default(evidence.update, pins.resource, pins.scope, evidence.size):
         return
-    default = receipts.default(pins.resource, pins.scope, evidence.size)
+    default = receipts.pointers.default(pins.resource, pins.scope, evidence.size)
     if default is None or default.digest != pins.parent_digest:
         for number in (1, 4, 5, 7):
             add_to.setdefault(CHECKS[number - 1], set()).add("STALE_PARENT")

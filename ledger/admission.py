@@ -3,7 +3,7 @@
 Rules:
 1. An event is 1 to 60,000 bytes that parse as `ledger.v1.Event` with a known body.
 2. Nothing is hidden and nothing is said twice: without its unknown fields the event has the length received.
-3. Every field keeps the format that its proto file declares; every double is finite; a span's bytes are a span.
+3. Every field keeps the format that its proto file declares; doubles are finite, spans are spans.
 4. Needed fields are there. Absence is never filled in.
 
 Judged at admission only. A verifier of stored entries never applies these rules: what was admitted once

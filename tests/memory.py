@@ -22,10 +22,12 @@ from gate.freeze import derive_freeze
 from gate.judge import RulesJudge
 from gate.replay import Replay
 from ledger.admission import admit
+from ledger.claims import Judgement, Move, Update
 from ledger.environment import environment_digest
 from ledger.merkle import Tree, leaf_hash
 from ledger.note import SigningKey
-from ledger.receipt import Judgement, Move, Receipts, Update
+from ledger.receipt import Receipts
+from ledger.standing import why_fallen
 from ledger.trust import WRITER, Grant, Revocation, role_name
 from ledger.v1 import canary_pb2, event_pb2, gate_pb2, operator_pb2, options_pb2, root_pb2
 
@@ -417,7 +419,7 @@ class Story:
 
     def default(self) -> Move | None:
         """The approved default of the document's resource."""
-        return self.log.receipts.default(self.document.resource, self.scope)
+        return self.log.receipts.pointers.default(self.document.resource, self.scope)
 
     def promotion(self, verdict: tuple[int, gate_pb2.VerdictIssued]) -> gate_pb2.DefaultPromoted:
         """The promotion that rests on a verdict."""
@@ -451,7 +453,7 @@ class Story:
 
     def rollback(self, request: int) -> gate_pb2.DefaultRolledBack:
         """The rollback of the top promotion that a request would allow."""
-        stack = self.log.receipts.stack(self.document.resource, self.scope)
+        stack = self.log.receipts.pointers.stack(self.document.resource, self.scope)
         top = stack[-1]
         assert top.update is not None
         return gate_pb2.DefaultRolledBack(
@@ -477,7 +479,7 @@ class Story:
         """Whether a recorded verdict stands now."""
         record = self.log.receipts.updates[verdict[1].update]
         found = next(v for v in record.verdicts if v.fact.index == verdict[0])
-        return self.log.receipts.why_fallen(found, self.log.clock) is None
+        return why_fallen(self.log.receipts, found, self.log.clock) is None
 
     def voids(self) -> list[tuple[str, int]]:
         """Step and index of everything that does not hold."""

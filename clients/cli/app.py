@@ -52,10 +52,10 @@ class Session:
     debug: bool
     as_json: bool = False
 
-    def principal(self, *roles: str, among: Collection[str] | None = None) -> str:
+    def principal(self, *roles: str, among: Collection[str] = ()) -> str:
         """Who acts: `--as`, or the one principal of the first of `roles` that the home holds.
 
-        `among` names those of several that come into question, such as the approvers pinned for a step.
+        Of several nobody is picked; `among` says whom of them the refusal proposes.
         Raises RefusedError WHICH_PRINCIPAL where there are several, OTHER_ROLE where `--as` has none of them;
         NotFoundError HOME_ABSENT, PRINCIPAL_ABSENT; FormatError.
         """
@@ -73,15 +73,14 @@ class Session:
             return self.name
         for role in roles:
             names = sorted(name for name, its in held.items() if its == role)
-            if among is not None and len(names) > 1:
-                names = [name for name in names if name in among] or names
             if len(names) == 1:
                 return names[0]
             if names:
+                proposed = next((name for name in names if name in among), names[0])
                 raise RefusedError(
                     "WHICH_PRINCIPAL",
-                    f"expected one {role} in {self.home}, got {', '.join(names)}: say which with "
-                    f"`assay --as {names[0]} …`",
+                    f"expected one {role} in {self.home}, got {', '.join(names)}: say who acts, such as "
+                    f"`assay --as {proposed} …`",
                 )
         raise NotFoundError("PRINCIPAL_ABSENT", f"expected a key of {wanted} in {self.home}, got none")
 

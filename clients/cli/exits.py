@@ -41,7 +41,8 @@ class Exit(IntEnum):
 
 
 EXIT_HELP: Final = (
-    "Exit codes: 0 verified, passed or done · 1 HOLD · 2 usage or malformed input · 3 verification failed · "
+    "Exit codes: 0 verified, passed or done · 1 HOLD · 2 usage or malformed input · "
+    "3 verification failed, a malformed trust document (V1) included · "
     "4 cannot tell (newer event types or rules, partial bundle) · 5 refused · 6 not found · "
     "7 unreachable, overloaded or stopped: the same again later · 70 a fault of this command · "
     "130 broken off"
@@ -66,6 +67,8 @@ _NEXT: Final = {
     "MAY_NOT_READ": "name a principal that reads all with --as, such as an auditor",
     "MAY_NOT_CALL": "name a principal that may with --as",
     "CONDITION_FAILED": "something that this rests on changed meanwhile; look at it again, then try again",
+    "APPROVAL_EXPIRED": "approve again: assay approve UPDATE --step …",
+    "OTHER_DIGEST": "look at the findings again, then approve what they show",
     "ROLLED_BACK": "ask for a newer export; if there is none, the log was rolled back: keep this file",
     "FORKED": "show both checkpoints to the ledger's operator and to other auditors",
     "EQUIVOCATION": "this source was imported before and came out differently; import it under another name",

@@ -9,14 +9,29 @@ Rules:
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["clean", "console", "emit", "lines", "moment", "pairs", "progress", "stages", "table"]
+__all__ = [
+    "clean",
+    "console",
+    "counted",
+    "emit",
+    "lines",
+    "moment",
+    "pairs",
+    "progress",
+    "stages",
+    "table",
+    "with_moments",
+]
 
+_MICROSECONDS: Final = re.compile(r"\b1[0-9]{15}\b")  # a time from 2001 to 2033
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}\b.*")
 _PIPE_WIDTH: Final = 200  # columns, where nobody's terminal sets a width
 _STYLES: Final = {
     "PASS": "green",
@@ -38,6 +53,16 @@ def clean(text: object) -> str:
 def moment(microseconds: int) -> str:
     """A time in UTC to the second, from microseconds since 1970."""
     return datetime.fromtimestamp(microseconds // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def with_moments(text: str) -> str:
+    """`text` with microseconds since 1970 as times."""
+    return _MICROSECONDS.sub(lambda found: moment(int(found[0])), text)
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """`1 batch`, `2 batches`; `many` where it is not `one` and an s."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def emit(document: Mapping[str, Any], as_json: bool, show: Callable[[], None]) -> None:
@@ -70,10 +95,18 @@ def lines(*texts: object) -> None:
 
 
 def pairs(items: Iterable[tuple[str, object]]) -> None:
-    """Names and values in two columns; a value that is None is left out."""
-    shown = [(name, value) for name, value in items if value is not None]
-    width = max((len(name) for name, _ in shown), default=0)
-    lines(*(f"  {name:<{width}}  {clean(value)}" for name, value in shown))
+    """Names and values in two columns; a value that is None is left out.
+
+    A digest that the terminal would break stands on a line of its own.
+    """
+    shown = [(name, clean(value)) for name, value in items if value is not None]
+    width, room = max((len(name) for name, _ in shown), default=0), console().width
+    for name, value in shown:
+        line = f"  {name:<{width}}  {value}"
+        if len(line) > room and _DIGEST.fullmatch(value):
+            lines(f"  {name}", f"    {value}")
+        else:
+            lines(line)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

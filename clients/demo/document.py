@@ -1,13 +1,16 @@
 """The candidates file: what a user edits to see which check changes.
 
 Rules:
-1. Strict: unknown keys, impossible numbers and candidates named twice are refused, saying where.
+1. Strict: unknown keys, "yes" for true, impossible numbers and candidates named twice are refused, saying where
+   and what would be possible. Nothing is clamped.
 2. What is left out is off: no candidate regresses, retries or loses anything that the file does not say.
+3. `"approval": {"by": null}` says that nobody approves.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -16,7 +19,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gate.policy import parse_policy
 from ledger.errors import FormatError
 
-__all__ = ["Candidate", "DemoDocument", "parse_document"]
+__all__ = [
+    "Candidate",
+    "DemoDocument",
+    "Training",
+    "check_approvers",
+    "parse_document",
+    "solved_by",
+    "solved_by_parent",
+]
 
 _Count = Annotated[int, Field(strict=True, ge=0)]
 _Counting = Annotated[int, Field(strict=True, ge=1)]
@@ -24,7 +35,7 @@ _Part = Annotated[str, Field(pattern=r"^[!-*,-.0-~]{1,100}$")]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Workflow(_Strict):
@@ -49,6 +60,11 @@ class Holdout(_Strict):
         if len(set(self.families)) != len(self.families) or not set(self.protected) <= set(self.families):
             raise ValueError("expected different families, and protected ones among them")
         return self
+
+    def cases(self, families: Collection[str] | None = None) -> list[str]:
+        """Case ids, family by family; of `families` only, where they are given."""
+        chosen = self.families if families is None else families
+        return [f"{family}-{n:02d}" for family in chosen for n in range(1, self.cases_per_family + 1)]
 
 
 class Training(_Strict):
@@ -120,7 +136,7 @@ class Rollback(_Strict):
 
 
 class Approval(_Strict):
-    """Who approves, and for how long."""
+    """Who approves, and for how long. `by` null: nobody does."""
 
     by: str | None
     valid_for_seconds: _Counting = 3600
@@ -154,34 +170,77 @@ class DemoDocument(_Strict):
         return json.dumps(self.policy, sort_keys=True, indent=1).encode()
 
 
+def solved_by_parent(holdout: Holdout) -> set[str]:
+    """The cases that the parent solves: six in ten."""
+    return {case for position, case in enumerate(holdout.cases()) if position % 10 < 6}
+
+
+def solved_by(holdout: Holdout, spec: EvaluationSpec, parent: set[str] | None = None) -> set[str]:
+    """The cases that a candidate solves whose evaluation is told so; `parent`: what its parent solves."""
+    before = solved_by_parent(holdout) if parent is None else parent
+    protected = holdout.cases(holdout.protected)
+    others = [case for case in holdout.cases() if case not in set(protected)]
+    lost = [case for case in protected if case in before][: spec.protected_regressions]
+    net = int(spec.gain * len(holdout.cases())) + len(lost)
+    won = [case for case in others if case not in before][: max(net, 0)]
+    fallen = [case for case in others if case in before][: max(-net, 0)]
+    return (before - set(lost) - set(fallen)) | set(won)
+
+
 def parse_document(data: bytes) -> DemoDocument:
     """Parses a candidates file. Raises FormatError(BAD_CANDIDATES, BAD_POLICY)."""
     try:
-        document = DemoDocument.model_validate(json.loads(data))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FormatError("BAD_CANDIDATES", f"expected JSON text, got: {error}") from error
+        document = DemoDocument.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "file"
         raise FormatError(
-            "BAD_CANDIDATES", f"{where}: {first['msg']}, got {str(first['input'])[:80]!r}"
+            "BAD_CANDIDATES", f"{where}: {first['msg']}, got {first['input']!r}"[:300]
         ) from error
     names = [candidate.name for candidate in document.candidates]
     if len(set(names)) != len(names):
         raise FormatError("BAD_CANDIDATES", f"expected different names, got {', '.join(names)}")
     parse_policy(document.policy_bytes)
-    _check_gains(document)
+    for candidate in document.candidates:
+        _check_evaluation(document.holdout, candidate)
     return document
 
 
-def _check_gains(document: DemoDocument) -> None:
-    holdout = document.holdout
-    cases = len(holdout.families) * holdout.cases_per_family
+def check_approvers(document: DemoDocument, approvers: Collection[str]) -> None:
+    """Raises FormatError(BAD_CANDIDATES) unless each approval is by one of `approvers`, or by nobody."""
     for candidate in document.candidates:
-        wanted = candidate.evaluation.gain * cases
-        if not wanted.is_finite() or wanted != int(wanted):
+        by = candidate.approval.by
+        if by is not None and by not in approvers:
             raise FormatError(
                 "BAD_CANDIDATES",
-                f"{candidate.name}.evaluation.gain: expected a multiple of 1/{cases}, "
-                f"got {candidate.evaluation.gain}",
+                f"{candidate.name}.approval.by: expected {' or '.join(approvers)}, or null for nobody, got {by!r}",
             )
+
+
+def _check_evaluation(holdout: Holdout, candidate: Candidate) -> None:
+    """Refuses what no evaluation on this holdout can show."""
+    spec, cases = candidate.evaluation, holdout.cases()
+    wanted = spec.gain * len(cases)
+    if not wanted.is_finite() or wanted != int(wanted):
+        _refuse(candidate, "gain", f"a multiple of 1/{len(cases)}", spec.gain)
+    if spec.unscored_cases > len(cases):
+        _refuse(candidate, "unscored_cases", f"at most {len(cases)}, all cases", spec.unscored_cases)
+    solved, protected = solved_by_parent(holdout), set(holdout.cases(holdout.protected))
+    can_fall = len(protected & solved)
+    if spec.protected_regressions > can_fall:
+        what = f"at most {can_fall}, the protected cases that the parent solves"
+        _refuse(candidate, "protected_regressions", what, spec.protected_regressions)
+    others, lost = set(cases) - protected, spec.protected_regressions
+    most, least = len(others - solved) - lost, -len(others & solved) - lost
+    if not least <= int(wanted) <= most:
+        what = (
+            f"{Decimal(least) / len(cases)} to {Decimal(most) / len(cases)}, since of {len(cases)} cases "
+            f"{len(others - solved)} unprotected ones can be won and {lost} protected ones are lost"
+        )
+        _refuse(candidate, "gain", what, spec.gain)
+
+
+def _refuse(candidate: Candidate, field: str, expected: str, got: object) -> None:
+    raise FormatError(
+        "BAD_CANDIDATES", f"{candidate.name}.evaluation.{field}: expected {expected}, got {got}"
+    )

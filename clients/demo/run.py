@@ -4,6 +4,8 @@ Rules:
 1. Real processes over mTLS, each principal with its own key; nothing here reaches into a server.
 2. It succeeds only if everything it shows was so: the shipped file's verdicts as expected, the learner's
    verdict refused, pointers apart, the export verified and replayed, the flipped bit found.
+3. Another file than the shipped one is shown, not judged: nobody said what it must give.
+4. What is kept can be served again: its addresses are the ones that were served on.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
-from clients.demo.document import Candidate, DemoDocument, parse_document
+from clients.demo.document import Candidate, DemoDocument, check_approvers, parse_document
 from clients.demo.scenario import Scenario, wrap
 from clients.export import export_log
 from clients.gate import GateClient
-from clients.home import Home, create_home
+from clients.home import DEVELOPMENT_PRINCIPALS, Home, create_home
 from clients.identity import load_identity
 from clients.ids import RANDOM_BYTES, uuid7
 from clients.ledger import LedgerClient
@@ -36,7 +38,7 @@ from gate.judge import STEPS
 from gate.reasons import CHECKS
 from gate.replay import replay_export
 from gate.report import frame_of, sentence, state_name, verdict_name
-from ledger.errors import RefusedError, VerificationError
+from ledger.errors import NotFoundError, RefusedError, VerificationError
 from ledger.trust import parse_trust_document
 from ledger.v1 import event_pb2, gate_pb2, options_pb2, receipt_pb2
 from ledger.verify import verify_export
@@ -44,16 +46,8 @@ from ledger.verify import verify_export
 __all__ = ["DemoResult", "Progress", "as_json", "run_demo", "shipped_candidates"]
 
 _BATCH: Final = 64
-_PRINCIPALS: Final = (
-    "operator-1",
-    "runner-1",
-    "judge-1",
-    "trainer-1",
-    "canary-1",
-    "approver-1",
-    "approver-2",
-    "auditor-1",
-)
+_PRINCIPALS: Final = tuple(p.name for p in DEVELOPMENT_PRINCIPALS if p.role != options_pb2.ROLE_GATE)
+_APPROVERS: Final = tuple(p.name for p in DEVELOPMENT_PRINCIPALS if p.role == options_pb2.ROLE_APPROVER)
 
 Progress = Callable[[str, int, int], None]  # what, how many so far, how many in all
 
@@ -68,6 +62,13 @@ class DemoResult:
     audit: dict[str, Any] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    shipped: bool = True  # the file that ships, whose verdicts are known beforehand
+    kept: Path | None = None  # home and export, if they were to be left
+
+    @property
+    def promoted(self) -> int:
+        """How many of the candidates were promoted to a bounded canary."""
+        return sum(shown["verdict"] != "HOLD" for shown in self.candidates)
 
 
 # What the shipped file must give; a file that a user edits is shown, not judged.
@@ -95,19 +96,35 @@ def _new_id() -> bytes:
 def run_demo(candidates: bytes | None, keep: Path | None, progress: Progress) -> DemoResult:
     """Runs the demonstration. `candidates`: another file than the shipped one; `keep`: a folder that is left.
 
-    Raises AssayError where the demonstration itself cannot run.
+    Raises FormatError(BAD_CANDIDATES, BAD_POLICY), RefusedError(FOLDER_EXISTS), AssayError where the
+    demonstration itself cannot run.
     """
-    document = parse_document(candidates if candidates is not None else shipped_candidates())
+    shipped = shipped_candidates()
+    document = parse_document(candidates if candidates is not None else shipped)
+    check_approvers(document, _APPROVERS)
+    if keep is not None:
+        _check_free(keep)
     folder = Path(tempfile.mkdtemp(prefix="assay-demo-"))
     started = time.monotonic()
     try:
-        result = asyncio.run(_Demo(document, folder, progress).run(judge_shipped=candidates is None))
+        demo = _Demo(document, folder, progress)
+        result = asyncio.run(demo.run(judge_shipped=candidates in (None, shipped)))
         if keep is not None:
-            shutil.copytree(folder, keep, dirs_exist_ok=False)
+            shutil.copytree(folder, keep, dirs_exist_ok=True)
+            result.kept = keep
     finally:
         shutil.rmtree(folder)
     result.seconds = time.monotonic() - started
     return result
+
+
+def _check_free(folder: Path) -> None:
+    """Before anything runs: what is kept must not mix with what is there."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RefusedError(
+            "FOLDER_EXISTS",
+            f"expected a new or empty folder to keep the demonstration in, got {folder}; name another one",
+        )
 
 
 class _Demo:
@@ -147,6 +164,7 @@ class _Demo:
             self.progress("exporting", size, size)
         # From here on the servers are gone: the auditor has a file, a trust document and no network.
         self._audit()
+        self.result.shipped = judge_shipped
         if judge_shipped:
             self._judge_shipped()
         return self.result
@@ -158,6 +176,9 @@ class _Demo:
         command = gate_command(self.home, "gate-1", ledger.address)
         gate = await stack.enter_async_context(ServerProcess(command, log))
         self.progress("starting ledger and gate", 2, 2)
+        # Port 0 let the system choose; a home that is kept says what was chosen.
+        served = home.model_copy(update={"ledger": ledger.address, "gate": gate.address})
+        (self.home / "assay.json").write_text(served.model_dump_json(indent=2) + "\n", encoding="utf-8")
         for name in _PRINCIPALS:
             identity = load_identity(self.home, name, target=ledger.address)
             self.clients[name] = await stack.enter_async_context(LedgerClient(identity))
@@ -243,7 +264,10 @@ class _Demo:
     async def _pointers(self) -> None:
         receipts = ReceiptsClient(self.clients["auditor-1"])
         default = await receipts.resolve_default(self.document.resource, self.scenario.scope)
-        latest = await receipts.latest_candidate(self.document.resource, self.scenario.scope)
+        try:
+            latest = await receipts.latest_candidate(self.document.resource, self.scenario.scope)
+        except NotFoundError:
+            latest = None
         promoted = default.origin == receipt_pb2.DEFAULT_ORIGIN_PROMOTED
         self.result.pointers = {
             "resource": self.document.resource,
@@ -251,9 +275,9 @@ class _Demo:
             "approved_default": default.manifest_digest.hex(),
             "approved_default_origin": "PROMOTED" if promoted else "BASELINE (ungated)",
             "approved_default_index": default.index,
-            "latest_candidate": latest.manifest_digest.hex(),
-            "latest_candidate_update": latest.update,
-            "latest_candidate_index": latest.index,
+            "latest_candidate": None if latest is None else latest.manifest_digest.hex(),
+            "latest_candidate_update": None if latest is None else latest.update,
+            "latest_candidate_index": None if latest is None else latest.index,
         }
         if default.manifest_digest != self.scenario.baseline:
             self.result.failures.append("expected the baseline to stay the approved default")
@@ -349,6 +373,9 @@ def as_json(result: DemoResult) -> str:
             "pointers": result.pointers,
             "audit": result.audit,
             "failures": result.failures,
+            "shipped_file": result.shipped,
+            "promoted": result.promoted,
+            "kept": None if result.kept is None else str(result.kept),
             "seconds": round(result.seconds, 2),
         },
         indent=2,

@@ -39,7 +39,23 @@ def _frame(frame: dict[str, Any]) -> str:
 
 
 def show_result(console: Console, result: DemoResult) -> None:
-    """Prints candidates × checks with verdicts and reasons, the refusal, the pointers, the audit."""
+    """Prints candidates × checks with verdicts and reasons, the refusal, the pointers, the audit, the end."""
+    _show_table(console, result)
+    for shown in result.candidates:
+        console.print(Text(f"\n{shown['candidate']}  {shown['verdict']}", style="bold"), f" {shown['story']}")
+        console.print(f"   covers {_frame(shown['covers'])}", highlight=False, style="dim")
+        for number, check in enumerate(CHECKS, start=1):
+            if shown["states"][check] != "PASS":
+                codes = ", ".join(shown["reasons"][check])
+                console.print(f"   {number} {check}: {codes}", highlight=False)
+                console.print(f"     {shown['sentences'][check]}", highlight=False, style="dim")
+    _show_learner(console, result)
+    _show_audit(console, result)
+    _show_kept(console, result)
+    _show_end(console, result)
+
+
+def _show_table(console: Console, result: DemoResult) -> None:
     table = Table(title="candidate × check, step canary", title_justify="left")
     table.add_column("check")
     for shown in result.candidates:
@@ -53,45 +69,68 @@ def show_result(console: Console, result: DemoResult) -> None:
         "verdict", *(_verdict(shown["verdict"].replace("_TO_", "\nTO_")) for shown in result.candidates)
     )
     console.print(table)
-    for shown in result.candidates:
-        console.print(Text(f"\n{shown['candidate']}  {shown['verdict']}", style="bold"), f" {shown['story']}")
-        console.print(f"   covers {_frame(shown['covers'])}", highlight=False, style="dim")
-        for number, check in enumerate(CHECKS, start=1):
-            if shown["states"][check] != "PASS":
-                codes = ", ".join(shown["reasons"][check])
-                console.print(f"   {number} {check}: {codes}", highlight=False)
-                console.print(f"     {shown['sentences'][check]}", highlight=False, style="dim")
-    _show_rest(console, result)
 
 
-def _show_rest(console: Console, result: DemoResult) -> None:
-    learner, pointers, audit = result.learner, result.pointers, result.audit
+def _show_learner(console: Console, result: DemoResult) -> None:
+    learner, pointers = result.learner, result.pointers
     console.print("\nThe learner wrote itself a verdict, with its own valid key:", style="bold")
     said = f"refused, {learner['reason']}: {learner['message']}" if learner["refused"] else "ACCEPTED"
     console.print(f"   {said}", highlight=False)
     console.print(f"\nTwo pointers of {pointers['resource']} in {pointers['scope']}:", style="bold")
     console.print(
         f"   approved default  {pointers['approved_default'][:16]}…  {pointers['approved_default_origin']}, "
-        f"entry {pointers['approved_default_index']}\n"
-        f"   latest candidate  {pointers['latest_candidate'][:16]}…  {pointers['latest_candidate_update']}, "
-        f"entry {pointers['latest_candidate_index']}: no authority",
+        f"entry {pointers['approved_default_index']}",
         highlight=False,
     )
+    if pointers["latest_candidate"] is None:
+        console.print("   latest candidate  none was registered", highlight=False)
+    else:
+        console.print(
+            f"   latest candidate  {pointers['latest_candidate'][:16]}…  "
+            f"{pointers['latest_candidate_update']}, entry {pointers['latest_candidate_index']}: no authority",
+            highlight=False,
+        )
+
+
+def _show_audit(console: Console, result: DemoResult) -> None:
+    audit = result.audit
+    moves = f"{audit['moves_replayed']} pointer move{'' if audit['moves_replayed'] == 1 else 's'}"
     console.print("\nOffline, from one file and a trust document:", style="bold")
     console.print(
         f"   verified  {audit['size']} entries, {audit['batches']} batches, every signature, "
         f"root {audit['root'][:16]}…\n"
-        f"   replayed  {audit['verdicts_replayed']} verdicts, {audit['freezes_replayed']} freezes, "
-        f"{audit['moves_replayed']} pointer move",
+        f"   replayed  {audit['verdicts_replayed']} verdicts, {audit['freezes_replayed']} freezes, {moves}",
         highlight=False,
     )
     flipped = audit["flipped_bit"]
     console.print(
         f"   one bit flipped at byte {flipped['byte']}: {flipped.get('says', 'NOT FOUND')}", highlight=False
     )
+
+
+def _show_kept(console: Console, result: DemoResult) -> None:
+    if result.kept is None:
+        return
+    home, export = result.kept / "home", result.kept / "log.export"
+    console.print(f"\nKept in {result.kept}:", style="bold")
+    console.print(
+        f"   assay verify {export} --trust {home / 'trust.txt'}\n"
+        f"   assay --home {home} serve ledger   (then `serve gate`, then `status`)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _show_end(console: Console, result: DemoResult) -> None:
     if result.failures:
         console.print("\nNot as it should be:", style="bold red")
         for failure in result.failures:
             console.print(f"   {failure}", style="red", highlight=False)
-    else:
+    elif result.shipped:
         console.print(f"\nAll as it should be, in {result.seconds:.1f} s.", style="bold green")
+    else:
+        console.print(
+            f"\n{result.promoted} of {len(result.candidates)} promoted; export verified and replayed, "
+            f"in {result.seconds:.1f} s.",
+            style="bold",
+        )

@@ -19,15 +19,17 @@ import grpc.aio
 
 from gate.judge import RulesJudge
 from gate.report import at_risk, digests_as_hex, receipt_document
+from ledger.claims import Update
 from ledger.entry import decode_entry
 from ledger.errors import FormatError, NotFoundError
 from ledger.fold import read_event
 from ledger.merkle import Tree
-from ledger.receipt import Receipts, Update
+from ledger.receipt import Receipts
 from ledger.server.access import Access
 from ledger.server.folds import FoldRunner
 from ledger.server.reader import Reader
 from ledger.server.sequencer import Sequencer
+from ledger.standing import why_fallen
 from ledger.trust import Grant
 from ledger.v1 import event_pb2, receipt_pb2, receipt_pb2_grpc
 
@@ -144,7 +146,7 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         """The approved default with the event behind it."""
         self._access.role(context, self._sequencer.state.authority)
         receipts = await self._caught_up()
-        move = receipts.default(request.resource, request.scope)
+        move = receipts.pointers.default(request.resource, request.scope)
         if move is None:
             raise NotFoundError(
                 "NO_DEFAULT",
@@ -162,7 +164,7 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
             inclusion=self._sequencer.inclusion(move.index, head.size),
             checkpoint=head.checkpoint,
             at_risk=at_risk(receipts, move),
-            moved_index=receipts.moved_at(request.resource, request.scope),
+            moved_index=receipts.pointers.moved_at(request.resource, request.scope),
         )
 
     async def LatestCandidate(
@@ -210,5 +212,5 @@ def _summaries(receipts: Receipts, updates: list[Update]) -> Iterator[receipt_pb
             summary.verdict = last.fact.body.verdict
             summary.verdict_step = last.fact.body.step
             summary.verdict_index = last.fact.index
-            summary.stands = receipts.why_fallen(last, now) is None
+            summary.stands = why_fallen(receipts, last, now) is None
         yield summary

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clients.demo.document import Candidate
-from ledger.receipt import Judgement
+from ledger.claims import Judgement
 from ledger.trust import Grant
 from tests.memory import CANARY, PRINCIPALS, MemoryLog, Mutation, Story, demo_document, small, unchanged, why
 

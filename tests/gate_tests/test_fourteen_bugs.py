@@ -42,7 +42,7 @@ def test_bug_01_two_defaults(story: Story) -> None:
             resource=story.document.resource, scope=story.scope, manifest_digest=digest("x"), reason="too"
         )
     )
-    pointers = story.log.receipts.pointers()
+    pointers = story.log.receipts.pointers.all()
     assert [(key[0], move.update) for key, move in pointers.items()] == [(story.document.resource, U)]
     assert len(story.voids()) == 1
 

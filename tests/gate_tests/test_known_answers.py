@@ -18,10 +18,11 @@ from clients.importers.evaluations import (
     read_rows,
     snapshot_events,
 )
-from gate.checks import Input, holdout_gain
-from gate.evidence import gather
+from gate.checks import Input
 from gate.finding import Notes
+from gate.gather import gather
 from gate.judge import pinned_policy
+from gate.score_checks import holdout_gain
 from ledger.v1 import judge_pb2, operator_pb2, options_pb2
 from tests.memory import CANARY, HOLD, TO_CANARY, Authored, Story, counts, demo_document, states, why
 

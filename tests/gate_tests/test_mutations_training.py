@@ -9,16 +9,29 @@ from collections.abc import Callable
 from typing import Any
 
 from clients.demo.scenario import digest
-from gate.evidence import gather
+from gate.gather import gather
 from ledger.v1 import runner_pb2 as r
+from tests.events import otlp_span
 from tests.gate_tests.editing import both, change, copied, drop, first, insert, last
 from tests.gate_tests.rows import Row, candidate_a, check, each, play, policy
 from tests.memory import CANARY, Mutation, counts, why
 
 RETRIED, PLAIN = "ro-A-0000", "ro-A-0003"
 SPAN = r.SpanRecorded(
-    rollout=PLAIN, attempt=1, family="tool.sql", trace_id=b"t" * 16, span_id=b"s" * 8, otlp_span=b"span"
+    rollout=PLAIN,
+    attempt=1,
+    family="tool.sql",
+    trace_id=b"t" * 16,
+    span_id=b"s" * 8,
+    otlp_span=otlp_span(0, b"t" * 16, b"s" * 8),
 )
+
+
+def _as_the_first(body: r.SpanRecorded) -> None:
+    body.span_id = (1).to_bytes(8, "big")
+    body.otlp_span = otlp_span(0, body.trace_id, body.span_id)
+
+
 ORPHAN = copied(SPAN, rollout="ro-nobody")
 OPEN = {2: "MISSING ROLLOUT_OPEN"}
 SHORT = {2: "FAIL COVERAGE_SHORT"}
@@ -98,13 +111,13 @@ COVERAGE = (
     Row(
         "one span told twice is not two",
         SHORT,
-        change("span_recorded", lambda b: setattr(b, "span_id", (1).to_bytes(8, "big")), 1, of(PLAIN)),
+        change("span_recorded", _as_the_first, 1, of(PLAIN)),
     ),
     Row("a span repeated, equally", {}, insert("span_recorded", copied)),
     Row(
         "a span repeated, differently",
         {2: "ERROR CONFLICT"},
-        insert("span_recorded", lambda b: copied(b, otlp_span=b"other")),
+        insert("span_recorded", lambda b: copied(b, otlp_span=otlp_span(99, b.trace_id, b.span_id))),
     ),
     Row("a late span", {}, insert("rollout_ended", lambda _: SPAN, where=of(PLAIN))),
     Row("a span after the cut-off", {}, insert("training_ended", lambda _: SPAN)),

@@ -129,18 +129,16 @@ def test_the_default_is_not_promoted_onto_itself(story: Story) -> None:
 
 
 def test_a_baseline_is_adopted_once(story: Story) -> None:
-    """Once per resource and scope, for one segment; a second one and one for `*` are void."""
+    """Once per resource and scope; a second one is void."""
     again = operator_pb2.BaselineAdopted(
         resource=story.document.resource, scope=story.scope, manifest_digest=digest("x"), reason="again"
     )
-    everywhere = copied(again)
-    everywhere.resource, everywhere.scope.segment = "another", "*"
-    voids = [("R1", story.say(again)), ("R1", story.say(everywhere))]
+    voids = [("R1", story.say(again))]
     default = story.default()
     assert default is not None
     assert (default.update, default.digest) == (None, story.scenario.baseline)
     assert story.voids() == voids
-    assert story.log.receipts.default("another", story.scope) is None
+    assert story.log.receipts.pointers.default("another", story.scope) is None
 
 
 def test_a_baseline_is_not_adopted_again_after_a_rollback(story: Story) -> None:
@@ -160,7 +158,7 @@ def test_rollback_leads_back_and_needs_no_fresh_evidence(story: Story) -> None:
     default = story.default()
     assert default is not None
     assert (default.digest, default.update) == (story.scenario.baseline, None)
-    assert story.log.receipts.moved_at(story.document.resource, story.scope) == index
+    assert story.log.receipts.pointers.moved_at(story.document.resource, story.scope) == index
     assert (story.voids(), story.log.replay.result().moves) == ([], 3)
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clients.demo.scenario import digest, wrap
-from gate.evidence import gather
+from gate.gather import gather
 from gate.judge import RulesJudge
 from gate.report import at_risk, receipt_document
 from ledger.admission import admit
@@ -122,7 +122,7 @@ def test_the_full_fold_judges_a_prefix_as_the_prefix_does(story: Story, where: l
                 assert JUDGE.stale(full, update, step, size) == JUDGE.stale(prefix, update, step, size)
                 assert gather(full, update, step, size) == gather(prefix, update, step, size)
         resource, scope = story.document.resource, story.scope
-        assert full.default(resource, scope, size) == prefix.default(resource, scope)
+        assert full.pointers.default(resource, scope, size) == prefix.pointers.default(resource, scope)
 
 
 @FEW
@@ -132,7 +132,7 @@ def test_replaying_any_order_gives_the_same(story: Story) -> None:
     again = fold(story.log.entries)
     assert again.receipts.voids == story.log.receipts.voids
     assert again.faults == story.log.replay.faults
-    assert again.receipts.pointers() == story.log.receipts.pointers()
+    assert again.receipts.pointers.all() == story.log.receipts.pointers.all()
 
 
 # --- nonsense ----------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_folds_never_raise(seed: int) -> None:
                 receipt_document(log.receipts, update, size)
             except AssayError as error:
                 assert error.reason in ("BAD_POLICY", "RULES_UNKNOWN")
-    for move in log.receipts.pointers().values():
+    for move in log.receipts.pointers.all().values():
         assert move.update is None
         assert at_risk(log.receipts, move) == []
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gate import canary_checks, checks, staleness
+from gate import canary_checks, checks, score_checks, staleness
 from gate.finding import Notes, findings_digest
 from gate.judge import RulesJudge
 from gate.reasons import CHECKS, COUNTS, REASONS, RULES
@@ -64,7 +64,7 @@ def test_every_code_is_published_with_its_state() -> None:
 
 def test_every_listed_code_is_used_and_every_used_code_is_listed() -> None:
     """No check invents a code, and no code is listed that no check gives."""
-    modules = (checks, canary_checks, staleness)
+    modules = (checks, score_checks, canary_checks, staleness)
     said = {text for module in modules for text in texts(Path(module.__file__ or ""))}
     assert [code for code in REASONS if code not in said] == []
     with pytest.raises(KeyError):

@@ -9,8 +9,8 @@ import pytest
 
 from clients.demo.scenario import digest
 from gate.judge import RulesJudge
+from ledger.claims import UNREPLAYABLE
 from ledger.errors import CannotTellError, VerificationError
-from ledger.receipt import UNREPLAYABLE
 from ledger.v1 import gate_pb2, operator_pb2, options_pb2
 from tests.gate_tests.editing import change, copied
 from tests.memory import CANARY, DEFAULT, SECOND, Story, demo_document, fold, small, unchanged
@@ -213,7 +213,7 @@ def test_replaying_again_gives_the_same(story: Story) -> None:
     story.until_promoted(story.candidate("A"))
     again = fold(story.log.entries)
     assert again.result() == story.log.replay.result()
-    assert again.receipts.pointers() == story.log.receipts.pointers()
+    assert again.receipts.pointers.all() == story.log.receipts.pointers.all()
     for step in (CANARY, DEFAULT):
         mine, theirs = (
             RulesJudge().evaluate(receipts, U, step, story.log.size)

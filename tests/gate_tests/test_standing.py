@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from clients.demo.scenario import digest, wrap
+from ledger.standing import why_fallen
 from ledger.v1 import approver_pb2, canary_pb2, gate_pb2, judge_pb2, operator_pb2, options_pb2
 from tests.gate_tests.editing import copied
 from tests.memory import (
@@ -71,7 +72,7 @@ def test_default_step_from_end_to_end(story: Story) -> None:
     assert story.voids() == []
     replayed = story.log.replay.result()
     assert (replayed.verdicts, replayed.moves, replayed.freezes) == (2, 2, 1)
-    assert receipts.moved_at(story.document.resource, story.scope) == promoted
+    assert receipts.pointers.moved_at(story.document.resource, story.scope) == promoted
 
 
 def test_a_canary_verdict_moves_no_pointer(story: Story) -> None:
@@ -179,7 +180,7 @@ def test_a_false_verdict_is_void(story: Story, fault: str) -> None:
     assert story.voids() == [("R2", index)]
     update = verdict[1].update
     (record,) = story.log.receipts.updates[update].verdicts
-    assert story.log.receipts.why_fallen(record, story.log.clock) is not None
+    assert why_fallen(story.log.receipts, record, story.log.clock) is not None
     story.live(candidate, (index, verdict[1]))
     (live,) = story.record(candidate).live.values()
     assert live is not None
@@ -388,7 +389,7 @@ def test_suspect_entries_stop_counting(story: Story) -> None:
 
 
 def test_a_suspect_enqueueing_lends_its_rollout_to_nobody(story: Story) -> None:
-    """A rollout that a suspect key enqueued for A and another one for B afterwards is neither's evidence."""
+    """A rollout id that two claim is a CONFLICT for both; a suspect key's claim stops counting for its own."""
     a, b, s = story.candidate("A"), story.candidate("B"), story.scenario
     for candidate in (a, b):
         story.write(s.proposal(candidate))
@@ -397,9 +398,11 @@ def test_a_suspect_enqueueing_lends_its_rollout_to_nobody(story: Story) -> None:
     story.log.principals["runner-2"] = principal("runner-2", options_pb2.ROLE_RUNNER)
     at = story.say(enqueued, by="runner-2")
     story.say(copied(enqueued, update="update-B"))
-    assert [counts(story.judged(u), 2)["rollouts"] for u in (U, "update-B")] == [1, 0]
+    assert [counts(story.judged(u), 2)["rollouts"] for u in (U, "update-B")] == [1, 1]
+    assert [states(story.judged(u))[2] for u in (U, "update-B")] == ["ERROR", "ERROR"]
     story.log.revoke("runner-2", suspect_from=at)
-    assert [counts(story.judged(u), 2)["rollouts"] for u in (U, "update-B")] == [0, 0]
+    assert [counts(story.judged(u), 2)["rollouts"] for u in (U, "update-B")] == [0, 1]
+    assert states(story.judged("update-B"))[2] == "ERROR"
 
 
 def test_a_score_is_a_claim_like_any_other(story: Story) -> None:

@@ -1,4 +1,4 @@
-"""The gate's own view of the log: verified as it comes, waited for when the ledger is away, stopped by a lie."""
+"""The gate's own view of the log: verified as it comes, waited for when away, stopped by a lie."""
 
 from __future__ import annotations
 

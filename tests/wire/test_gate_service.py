@@ -96,7 +96,7 @@ async def test_a_landed_promotion_is_answered_with_its_first_place() -> None:
 
 
 async def test_who_may_call_the_gate() -> None:
-    """Freeze is the proposing trainer's, Evaluate everybody else's, moves are the operator's and approver's."""
+    """Freeze is the proposing trainer's, Evaluate the others', moves the operator's and the approver's."""
     async with GateLab() as lab:
         wire = Wire(lab)
         await wire.setup()

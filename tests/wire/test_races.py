@@ -91,7 +91,7 @@ async def test_law_14_a_promotion_aborts_when_something_slipped_in(race: str) ->
         with pytest.raises(RefusedError) as by_gate:
             await wire.gate("operator-1").promote(update)
         assert by_gate.value.reason == "CONDITION_FAILED"
-        default = lab.gate_log.receipts.default(wire.document.resource, wire.scenario.scope)
+        default = lab.gate_log.receipts.pointers.default(wire.document.resource, wire.scenario.scope)
         assert default is not None
         assert default.digest == wire.scenario.baseline
 
