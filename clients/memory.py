@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ledger.checkpoint import Checkpoint
-from ledger.errors import VerificationError
+from ledger.errors import FormatError, VerificationError
 from ledger.head import check_continues, check_signatures, open_note, parse_remembered
 from ledger.merkle import verify_consistency
 from ledger.note import VerifierKey
@@ -40,7 +40,7 @@ class Memory:
             self._file = folder / f"{digest}.checkpoint"
             if self._file.exists():
                 self.note = self._file.read_bytes()
-                self.checkpoint = parse_remembered(self.note, trust.origin)
+                self.checkpoint = _parsed(self._file, self.note, trust.origin)
         self.ledger_key: VerifierKey = trust.log
 
     @property
@@ -79,3 +79,15 @@ class Memory:
     def _keep_evidence(self, note: bytes) -> None:
         if self._file is not None:
             self._file.with_suffix(f".fork-{sha256(note).hexdigest()[:16]}").write_bytes(note)
+
+
+def _parsed(file: Path, note: bytes, origin: str) -> Checkpoint:
+    """The remembered checkpoint. Raises FormatError that names the file and what to do."""
+    try:
+        return parse_remembered(note, origin)
+    except FormatError as error:
+        raise FormatError(
+            error.reason,
+            f"{file}: {error.message}; put this remembered checkpoint back from a copy, or remove it: then a "
+            "rollback from before cannot be detected",
+        ) from error

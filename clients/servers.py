@@ -4,24 +4,72 @@ Rules:
 1. A server is the command that ships, `python -m ledger.server` or `python -m gate`; nothing is imported.
 2. It is ready when it says so on stdout, never because time passed.
 3. A process that was started here is stopped here, whatever happens in between.
+4. What would end a server at once is said before it is started, with what to do: an address that is taken, a
+   gate without its ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import signal
+import socket
 import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
 from clients.home import Home
-from ledger.errors import FatalError
+from ledger.errors import FatalError, OverloadedError, RefusedError
 
-__all__ = ["ServerProcess", "gate_command", "ledger_command", "ledger_config"]
+__all__ = [
+    "ServerProcess",
+    "check_free",
+    "check_serves",
+    "gate_command",
+    "ledger_command",
+    "ledger_config",
+]
 
 _STOPPING: Final = 10.0  # seconds for a graceful stop
+_CONNECTING: Final = 5.0  # seconds for a ledger to take a connection
+
+
+def _endpoint(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check_free(address: str, service: str) -> None:
+    """Raises RefusedError ADDRESS_IN_USE where somebody listens on host:port already."""
+    host, port = _endpoint(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise RefusedError(
+                "ADDRESS_IN_USE",
+                f"expected {address} free for the {service}, got it in use: one may serve already "
+                "(assay status)",
+            ) from error
+
+
+def check_serves(address: str) -> None:
+    """Raises OverloadedError LEDGER_AWAY where no ledger takes connections on host:port."""
+    try:
+        socket.create_connection(_endpoint(address), timeout=_CONNECTING).close()
+    except OSError as error:
+        raise OverloadedError(
+            "LEDGER_AWAY",
+            f"expected a ledger on {address}, got none ({error.strerror or error}); start it first: "
+            "assay serve ledger",
+            1.0,
+        ) from error
 
 
 def ledger_config(home: Home) -> dict[str, Any]:

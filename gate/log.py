@@ -60,12 +60,18 @@ class GateLog:
 
         A ledger that is away is followed again from where it ended. Raises every other error, for good.
         """
+        away = False
         while True:
             try:
                 async for _, entry in follow(self._verifier.size):
+                    if away:
+                        _log.warning("the ledger is back, at size %d", self.size)
+                        away = False
                     await self._take(entry)
             except OverloadedError as error:
-                _log.warning("the ledger is away, at size %d: %s", self.size, error)
+                if not away:
+                    _log.warning("the ledger is away, at size %d: %s", self.size, error)
+                away = True
                 await asyncio.sleep(max(error.retry_after, _AGAIN))
             except Exception as error:
                 # Whatever ended it, nobody may wait for a log that is not read any more.

@@ -27,7 +27,7 @@ from gate.finding import Notes
 from gate.gather import gather
 from gate.judge import STEPS, evidence_digest, pinned_policy
 from gate.reasons import REASONS
-from gate.score_checks import holdout_gain
+from gate.score_checks import holdout_gain, protected_families, regressions
 from gate.staleness import stale_reasons
 from ledger.claims import Move
 from ledger.fact import Fact
@@ -86,6 +86,10 @@ def sentence(finding: gate_pb2.Finding) -> str:
     return f"{said} — {why}" if why else said
 
 
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _gain(counts: dict[str, int]) -> str:
     if "gain_millionths" not in counts:
         return f"no gain can be given: {counts['scored']} of {counts['cases']} cases scored for both"
@@ -97,7 +101,8 @@ def _gain(counts: dict[str, int]) -> str:
 
 _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
     "identity_pinned": lambda c: (
-        f"{c['candidates']} candidate, {c['freezes']} freeze(s), {c['pins_absent']} pins absent"
+        f"{_many(c['candidates'], 'candidate')}, {_many(c['freezes'], 'freeze')}, "
+        f"{_many(c['pins_absent'], 'pin')} absent"
     ),
     "span_coverage": lambda c: (
         f"{c['covered']} of {c['completed']} completed rollouts with all their spans "
@@ -112,8 +117,8 @@ _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
         f"{c['verified']} of {c['tasks']} effects verified, harm {c['harm']}" if c["windows"] else "no window"
     ),
     "rollback_and_authority": lambda c: (
-        f"{c['rehearsals']} of {c['windows']} windows rehearsed the way back, "
-        f"{c['fulfilling']} of {c['approvals']} approvals fulfil"
+        f"{c['rehearsals']} of {_many(c['windows'], 'window')} rehearsed the way back, "
+        f"{c['fulfilling']} of {_many(c['approvals'], 'approval')} as it must be"
     ),
 }
 
@@ -287,6 +292,7 @@ def _after(given: Input) -> dict[str, Any]:
         "gain": None if gain is None else f"{gain.numerator}/{gain.denominator}",
         "gain_decimal": None if gain is None else round(float(gain), 6),
         "cases_with_both_means": None if means is None else len(set(means.parent) & set(means.candidate)),
+        "protected_cases_fallen": list(_fallen(given)),
         "windows": [_window(window) for window in evidence.windows],
         "approvals": [_approval(given.receipts, evidence.update, fact) for fact in _approvals(given)],
         "evidence_digest": {STEPS[evidence.step]: evidence_digest(evidence).hex()},
@@ -294,6 +300,21 @@ def _after(given: Input) -> dict[str, Any]:
         "verdicts": list(_verdicts(given.receipts, evidence)),
         "rolled_back": list(given.receipts.update(evidence.update).rolled_back),
     }
+
+
+def _fallen(given: Input) -> Iterable[dict[str, Any]]:
+    """Protected cases that are worse than the parent's, by family, with both exact means."""
+    means, fallen = regressions(given, Notes("protected_cases"))
+    for family, (cases, budget) in (protected_families(given) or {}).items():
+        for case in cases:
+            if means is not None and case in fallen:
+                yield {
+                    "family": family,
+                    "case": case,
+                    "parent_mean": str(means.parent[case]),
+                    "candidate_mean": str(means.candidate[case]),
+                    "regression_budget": budget,
+                }
 
 
 def _approvals(given: Input) -> Iterable[Fact]:

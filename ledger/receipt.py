@@ -24,7 +24,7 @@ from ledger.fact import Fact, SpanFact, Suspects
 from ledger.note import VerifierKey
 from ledger.pointers import Pointers, pointer_of
 from ledger.registry import Registry
-from ledger.touches import judgment_keys, touches
+from ledger.touches import TOUCHES_NOTHING, judgment_keys, touches
 from ledger.trust import Grant, Revocation
 from ledger.v1 import canary_pb2, event_pb2, judge_pb2
 
@@ -94,13 +94,16 @@ class Receipts:
             fold = self._folds.get(name)
             if fold is not None:
                 fold(self, Fact(index, recorded_at, leaf, grant, name, getattr(event, name)), alone)
-            touched = touches(event)
-            for key in touched:
-                self.touched[key] = index
-            self.size = index + 1
-            if self._standing and name in _MAY_FELL:
-                self._let_fall(index, recorded_at, touched)
+            if name not in TOUCHES_NOTHING:
+                self._touch(index, recorded_at, name, touches(event))
         self.size = index + 1
+
+    def _touch(self, index: int, recorded_at: int, name: str, touched: tuple[str, ...]) -> None:
+        for key in touched:
+            self.touched[key] = index
+        self.size = index + 1  # what looks again sees this entry
+        if self._standing and name in _MAY_FELL:
+            self._let_fall(index, recorded_at, touched)
 
     def update(self, update: str) -> Update:
         """The update's record, made if this is the first claim that names it."""

@@ -65,9 +65,7 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(
-    session: Session, *roles: str, among: Collection[str] = ()
-) -> AsyncIterator[Desk]:
+async def open_desk(session: Session, *roles: str, among: Collection[str] = ()) -> AsyncIterator[Desk]:
     """The principal that the session names, or the only one of `roles`, connected until the block ends."""
     document = load_home(session.home)
     identity = load_identity(session.home, session.principal(*roles, among=among))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clients.cli.show import lines, pairs, table
+from clients.cli.show import counted, lines, pairs, table
 from gate.reasons import CHECKS, REASONS
 from gate.report import sentence, state_name, verdict_name
 from ledger.v1 import gate_pb2
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["blockers", "finding_documents", "show_findings", "show_frame", "why"]
 
-_APPROVAL = frozenset({"APPROVAL_NONE", "APPROVAL_OTHER_DIGEST", "APPROVAL_EXPIRED", "APPROVAL_WITHDRAWN"})
+# What check 7 says where nobody who may has approved exactly this: the right approval mends all of it.
+_APPROVAL = frozenset(
+    {
+        "APPROVAL_NONE",
+        "APPROVAL_OTHER_DIGEST",
+        "APPROVAL_EXPIRED",
+        "APPROVAL_WITHDRAWN",
+        "APPROVER_NOT_NAMED",
+        "APPROVER_NOT_INDEPENDENT",
+    }
+)
 
 
 def show_frame(frame: Mapping[str, Any]) -> None:
@@ -64,7 +74,7 @@ def show_findings(verdict: int, findings: Sequence[gate_pb2.Finding], *, details
                 ("reasons", ", ".join(finding.reasons) or None),
                 ("in words", why(finding) or None),
                 ("counts", ", ".join(f"{c.name}={c.value}" for c in finding.counts) or "none"),
-                ("rests on", f"{finding.cited} entries"),
+                ("rests on", counted(finding.cited, "entry", "entries")),
                 ("such as", ", ".join(map(str, finding.cited_indexes)) or None),
             )
         )
@@ -89,14 +99,14 @@ def finding_documents(findings: Iterable[gate_pb2.Finding]) -> list[dict[str, An
 
 
 def blockers(findings: Iterable[gate_pb2.Finding]) -> list[gate_pb2.Finding]:
-    """Findings that no approval can mend: all that do not pass, but a missing approval."""
+    """Findings that no approval can mend: all that do not pass, but check 7 for want of a right approval."""
     return [
         finding
         for finding in findings
         if finding.state != gate_pb2.STATE_PASS
         and not (
             finding.check == CHECKS[6]
-            and finding.state == gate_pb2.STATE_MISSING
+            and finding.state != gate_pb2.STATE_STALE
             and _APPROVAL.issuperset(finding.reasons)
         )
     ]

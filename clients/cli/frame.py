@@ -37,7 +37,7 @@ _COMMANDS: Final = {
 
 
 def missing_pins(receipts: Receipts, workflow: str, segment: str) -> dict[str, str]:
-    """What a freeze in this scope would lack now -> the command that publishes it; in the order to publish."""
+    """What a freeze in this scope would lack now -> the command that publishes it, in that order."""
     size, registry = receipts.size, receipts.registry
     scope = options_pb2.Scope(workflow=workflow, segment=segment)
     shown = f"{workflow}/{segment}"
@@ -51,7 +51,7 @@ def missing_pins(receipts: Receipts, workflow: str, segment: str) -> dict[str, s
         if target not in _OWN and registry.environment_in_force(target, scope, size) is None:
             name = options_pb2.EnvironmentTarget.Name(target).removeprefix("ENVIRONMENT_TARGET_").lower()
             missing[name.replace("_", " ")] = f"publish environment {shown} {name.replace('_', '-')} …"
-    if not any((flow, part) == (workflow, segment) for _, flow, part in receipts.pointers()):
+    if not any((flow, part) == (workflow, segment) for _, flow, part in receipts.pointers.all()):
         missing["baseline"] = f"publish baseline RESOURCE {shown} …"
     return missing
 
@@ -65,11 +65,13 @@ def check_version(receipts: Receipts, body: operator_pb2.WorkflowDeclared) -> in
     if declared is None:
         return None
     if declared.body != body:
-        differ = [f.name for f in body.DESCRIPTOR.fields if getattr(body, f.name) != getattr(declared.body, f.name)]
+        differ = [
+            f.name for f in body.DESCRIPTOR.fields if getattr(body, f.name) != getattr(declared.body, f.name)
+        ]
         raise RefusedError(
             "VERSION_EXISTS",
-            f"expected {body.workflow} version {body.version} as declared at index {declared.index}, got other "
-            f"{', '.join(differ)}; declare the next version",
+            f"expected {body.workflow} version {body.version} as declared at index {declared.index}, got "
+            f"other {', '.join(differ)}; declare the next version",
         )
     return declared.index
 
@@ -97,7 +99,7 @@ def check_principals(policy: Policy, roles: Mapping[str, int]) -> None:
 
 
 def check_budgets(rows: Rows, budgets: Mapping[str, int]) -> None:
-    """Raises RefusedError BUDGET_TOO_WIDE where all cases of a family may regress: nothing is protected then."""
+    """Raises RefusedError BUDGET_TOO_WIDE where all cases of a family may regress."""
     sizes: dict[str | None, int] = {}
     for of in rows.families().values():
         sizes[of] = sizes.get(of, 0) + 1
@@ -105,6 +107,6 @@ def check_budgets(rows: Rows, budgets: Mapping[str, int]) -> None:
         if (size := sizes.get(family)) is not None and budget >= size:
             raise RefusedError(
                 "BUDGET_TOO_WIDE",
-                f"expected a budget below {size}, the cases of {family}, got {budget}: nothing would be protected",
+                f"expected a budget below {size}, the cases of {family}, got {budget}: nothing would be "
+                "protected",
             )
-

@@ -101,9 +101,39 @@ def trajectories(
     )  # all of it is read before any of it is sent
     report = Report()
     items = _kept(read_trajectories(data, frame, report), blobs)
-    sent = wait_for(send(session_of(context), ("runner", "judge"), items, source, options, total))
-    document = {"source": source.hex(), "sent": asdict(sent), "report": _report(report)}
-    emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs)))
+    session = session_of(context)
+    warnings = wait_for(_warnings(session, workflow, version, update))
+    sent = wait_for(send(session, ("runner", "judge"), items, source, options, total))
+    document = {
+        "source": source.hex(),
+        "sent": asdict(sent),
+        "report": _report(report),
+        "warnings": warnings,
+    }
+    warned = [f"WARNING: {warning}" for warning in warnings]
+    emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs), *warned))
+
+
+async def _warnings(session: Session, workflow: str, version: int, update: str | None) -> list[str]:
+    """Why nothing of what is imported will count, as far as it can be told beforehand."""
+    from clients.cli.desk import open_desk
+    from clients.cli.whole import fold_log
+
+    async with open_desk(session, "judge") as desk:
+        receipts = (await fold_log(desk, "read declarations")).receipts
+    warnings = []
+    if receipts.registry.workflow(workflow, version, receipts.size) is None:
+        warnings.append(
+            f"{workflow} version {version} is not declared in this log: nothing says what its rollouts must "
+            "show"
+        )
+    if update is None:
+        warnings.append("no --update: these rollouts stand in the log and count for no update")
+    elif receipts.proposal(update) is None:
+        warnings.append(f"nobody proposed {update}: these rollouts count for nothing")
+    elif not receipts.update(update).of("update_frozen"):
+        warnings.append(f"{update} is not frozen: rollouts from before the freeze do not count")
+    return warnings
 
 
 def _kept(items: Iterable[Imported], folder: Path | None) -> Iterator[Imported]:
@@ -137,19 +167,23 @@ def _report(report: Report) -> dict[str, Any]:
 
 
 def _report_lines(report: Report, blobs: Path | None) -> Iterator[str]:
+    from clients.cli.show import counted
+
     said = _report(report)
-    yield f"  {said['runs']} runs of {said['tasks']} tasks, {said['attempts']} attempts"
+    runs, tasks = counted(said["runs"], "run"), counted(said["tasks"], "task")
+    yield f"  {runs} of {tasks}, {counted(said['attempts'], 'attempt')}"
     yield f"  spans: {', '.join(f'{count} {family}' for family, count in said['spans'].items()) or 'none'}"
-    yield f"  {said['tool_calls']} tool calls under {said['tool_call_ids']} ids, which name nothing here"
+    ids = counted(said["tool_call_ids"], "id")
+    yield f"  {counted(said['tool_calls'], 'tool call')} with {ids}: one id stands for several calls"
     rewards = ", ".join(f"{count} × {value}" for value, count in said["rewards"].items())
     yield f"  rewards: {rewards or 'none'}"
-    yield f"  cost: absent for {said['absent_costs']} attempts, and left absent"
+    yield f"  cost: absent for {counted(said['absent_costs'], 'attempt')}, and left absent"
     if said["simulator_bills"]:
         yield f"  {said['simulator_bills']} bills of the user simulator: not the agent's cost, not imported"
     if said["cut_at_step_limit"]:
         yield f"  cut at the step limit, recorded as TIMEOUT: {', '.join(said['cut_at_step_limit'])}"
     if said["unscorable"]:
-        yield f"  {said['unscorable']} runs without a reward, recorded as unscorable"
+        yield f"  {counted(said['unscorable'], 'run')} without a reward, recorded as unscorable"
     if said["blobs"]:
         kept = "not kept (--blobs)" if blobs is None else f"in {blobs}"
         yield f"  {said['blobs']} spans too long for the log: it holds their digests; their content is {kept}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,26 @@ from clients.cli.show import lines, moment
 from gate.judge import STEPS
 from gate.report import frame_of, verdict_name
 from gate.v1 import gate_pb2 as service_pb2
-from ledger.v1 import gate_pb2, options_pb2, receipt_pb2
+from ledger.v1 import gate_pb2, options_pb2
 
-__all__ = ["Judged", "judge", "next_step"]
+__all__ = ["Judged", "expiries", "judge", "next_step", "step_word"]
+
+
+def step_word(name: str) -> str:
+    """`canary` for STEP_CANARY, as receipts spell it."""
+    return name.removeprefix("STEP_").lower()
+
+
+def expiries(receipt: Mapping[str, Any], step: str, now: int) -> list[str]:
+    """Approvals of a step that expired before `now` (microseconds), in words."""
+    return [
+        f"approval {item['claim']['approval']} by {item['by']} expired at "
+        f"{moment(item['claim']['expires_at'])}"
+        for item in receipt["after"]["approvals"]
+        if step_word(item["claim"]["step"]) == step
+        and not item["withdrawn"]
+        and item["claim"]["expires_at"] < now
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,29 +47,55 @@ class Judged:
         return self.answer.verdict
 
     @property
+    def step(self) -> str:
+        """`canary` or `default`."""
+        return STEPS[self.verdict.step]
+
+    @property
     def holds(self) -> bool:
-        """Whether it is HOLD."""
-        return self.verdict.verdict == gate_pb2.VERDICT_HOLD
+        """Whether it is HOLD, or a PROMOTE whose approvals expired since the log's last entry."""
+        return self.verdict.verdict == gate_pb2.VERDICT_HOLD or self.answer.expired
+
+    @property
+    def expired(self) -> str | None:
+        """What to do where approvals expired since the log's last entry; None where none did."""
+        if not self.answer.expired:
+            return None
+        return (
+            f"approval expired at {moment(self.verdict.not_after)}; approve again: "
+            f"assay approve {self.verdict.update} --step {self.step}"
+        )
+
+    @property
+    def shown_verdict(self) -> gate_pb2.Verdict.ValueType:
+        """What people act on: HOLD where it holds."""
+        return gate_pb2.VERDICT_HOLD if self.holds else self.verdict.verdict
 
     @property
     def frame(self) -> dict[str, Any]:
         """The frame, as of the size that the gate judged at."""
-        return frame_of(self.receipt, STEPS[self.verdict.step]) | {"log_size": self.verdict.log_size}
+        return frame_of(self.receipt, self.step) | {"log_size": self.verdict.log_size}
 
     @property
     def approvers(self) -> list[str]:
         """Principals that the governing freeze pins as approvers of this step."""
         freezes = self.receipt["before"]["freezes"]
-        pins: list[str] = (
-            freezes[-1]["claim"].get(f"{STEPS[self.verdict.step]}_approvers", []) if freezes else []
-        )
+        pins: list[str] = freezes[-1]["claim"].get(f"{self.step}_approvers", []) if freezes else []
         return pins
+
+    @property
+    def frozen_at(self) -> int | None:
+        """Index of the governing freeze."""
+        freezes = self.receipt["before"]["freezes"]
+        index: int | None = freezes[-1]["index"] if freezes else None
+        return index
 
     def document(self) -> dict[str, Any]:
         """As JSON types."""
         verdict = self.verdict
         return self.frame | {
-            "verdict": verdict_name(verdict.verdict),
+            "verdict": verdict_name(self.shown_verdict),
+            "expired": self.answer.expired,
             "index": self.answer.index if self.answer.HasField("index") else None,
             "not_after": verdict.not_after if verdict.HasField("not_after") else None,
             "findings": finding_documents(verdict.findings),
@@ -65,9 +109,11 @@ class Judged:
         verdict = self.verdict
         lines(f"update {verdict.update}")
         show_frame(self.frame)
-        show_findings(verdict.verdict, verdict.findings, details=details)
+        show_findings(self.shown_verdict, verdict.findings, details=details)
         lines(f"evidence digest {verdict.evidence_digest.hex()}")
-        if verdict.HasField("not_after"):
+        if self.expired is not None:
+            lines(self.expired)
+        elif verdict.HasField("not_after"):
             lines(f"holds until {moment(verdict.not_after)} at most")
         if self.answer.HasField("index"):
             lines(f"recorded at index {self.answer.index}")
@@ -79,10 +125,10 @@ async def judge(desk: Desk, update: str, step: options_pb2.Step.ValueType, *, re
     return Judged(receipt, await desk.gate.evaluate(update, step, record=record))
 
 
-def next_step(summary: receipt_pb2.UpdateSummary) -> options_pb2.Step.ValueType:
-    """The step that an update has before it: `default` once a canary verdict stands, or beyond."""
-    beyond = summary.stands and summary.verdict in (
-        gate_pb2.VERDICT_PROMOTE_TO_BOUNDED_CANARY,
-        gate_pb2.VERDICT_PROMOTE_TO_DEFAULT,
+def next_step(receipt: Mapping[str, Any]) -> options_pb2.Step.ValueType:
+    """The step that an update has before it: `default` once a PROMOTE stands or a LIVE window counts."""
+    after = receipt["after"]
+    beyond = any(verdict["stands"] for verdict in after["verdicts"]) or any(
+        window["live"] for window in after["windows"]
     )
     return options_pb2.STEP_DEFAULT if beyond else options_pb2.STEP_CANARY

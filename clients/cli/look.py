@@ -1,9 +1,8 @@
-"""`assay status`, `assay updates`, `assay tail`: what runs, what waits, what is being written."""
+"""`assay status`, `assay updates`: what runs, what is missing, where the pointers stand, what waits."""
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,44 +16,68 @@ if TYPE_CHECKING:
     from clients.cli.desk import Desk
     from ledger.v1 import options_pb2, receipt_pb2
 
-__all__ = ["status", "tail", "updates"]
+__all__ = ["status", "updates"]
 
-_LAST: Final = 20  # entries that `tail` shows without --from
+_READ: Final = 20_000  # entries that `status` reads unasked, to say what no update could be frozen without
 
 
-def status(context: typer.Context, as_json: JsonFlag = False) -> None:
-    """Whether ledger and gate answer (if not: exit code 7), where each pointer stands, and what waits."""
-    from clients.cli.show import emit, lines, pairs, table
+def status(
+    context: typer.Context,
+    frame: Annotated[
+        bool,
+        typer.Option("--frame", help="Read a long log too, to say what a freeze would find missing."),
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Whether ledger and gate answer (if not: exit code 7), what is missing, the pointers, what waits."""
+    from clients.cli.show import emit
 
-    document = wait_for(_status(session_of(context)))
-
-    def show() -> None:
-        pairs(
-            (
-                ("origin", document["origin"]),
-                ("ledger", f"{document['ledger']}: {document['ledger_says']}"),
-                ("gate", f"{document['gate']}: {document['gate_says']}"),
-            )
-        )
-        if document["pointers"]:
-            heads = ("resource", "scope", "approved default", "how", "latest candidate", "AT RISK")
-            keys = ("resource", "scope", "default", "origin", "candidate", "at_risk")
-            table(heads, [[_short(pointer[key]) for key in keys] for pointer in document["pointers"]])
-        if document["updates"] is not None:
-            lines(f"{document['updates']} updates, {document['waiting']} waiting (assay updates --waiting)")
-
-    emit(document, as_json, show)
+    document = wait_for(_status(session_of(context), frame))
+    emit(document, as_json, lambda: _show_status(document))
     if not (document["ledger_answers"] and document["gate_answers"]):
         raise typer.Exit(Exit.UNREACHABLE)
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(value) or "-"
-    return "-" if value is None else str(value)
+def _show_status(document: Mapping[str, Any]) -> None:
+    from clients.cli.show import counted, lines, pairs
+
+    pairs(
+        (
+            ("origin", document["origin"]),
+            ("ledger", f"{document['ledger']}: {document['ledger_says']}"),
+            ("root", document["root"]),
+            ("gate", f"{document['gate']}: {document['gate_says']}"),
+        )
+    )
+    for pointer in document["pointers"]:
+        lines("", f"{pointer['resource']} in {pointer['scope']}")
+        pairs(
+            (
+                ("approved default", pointer["default"] or "none"),
+                ("how", pointer["origin"]),
+                ("latest candidate", pointer["candidate"] or "none"),
+                ("AT RISK", ", ".join(pointer["at_risk"]) or None),
+            )
+        )
+    if document["missing"] is not None:
+        _show_missing(document["missing"])
+    if document["updates"] is not None:
+        waiting = f"{document['waiting']} waiting (assay updates --waiting)"
+        lines("", f"{counted(document['updates'], 'update')}, {waiting}")
 
 
-async def _status(session: Session) -> dict[str, Any]:
+def _show_missing(missing: Mapping[str, Mapping[str, str]]) -> None:
+    from clients.cli.show import lines, pairs
+
+    if not missing:
+        lines("", "nothing is published yet: an operator publishes the frame (assay publish --help)")
+    for scope, pins in missing.items():
+        if pins:
+            lines("", f"missing in {scope}: nothing can be frozen there before an operator says")
+            pairs((what, f"assay {command}") for what, command in pins.items())
+
+
+async def _status(session: Session, frame: bool) -> dict[str, Any]:
     from clients.cli.desk import gate_answers, open_desk
     from ledger.errors import OverloadedError
 
@@ -68,6 +91,7 @@ async def _status(session: Session) -> dict[str, Any]:
             "size": None,
             "root": None,
             "pointers": [],
+            "missing": None,
             "updates": None,
             "waiting": None,
         }
@@ -82,13 +106,23 @@ async def _status(session: Session) -> dict[str, Any]:
         waiting = [summary for summary in summaries if not _is_default(summary, defaults)]
         return document | {
             "ledger_answers": True,
-            "ledger_says": f"serves {checkpoint.size} entries, root {checkpoint.root.hex()}",
+            "ledger_says": f"serves {checkpoint.size} entries",
             "size": checkpoint.size,
             "root": checkpoint.root.hex(),
             "pointers": [await _pointer(desk, key, found) for key, found in defaults.items()],
+            "missing": await _missing(desk) if frame or checkpoint.size <= _READ else None,
             "updates": len(summaries),
             "waiting": len(waiting),
         }
+
+
+async def _missing(desk: Desk) -> dict[str, dict[str, str]]:
+    """Scope -> what a freeze would find missing there, with the command that publishes it."""
+    from clients.cli.frame import missing_pins
+    from clients.cli.whole import fold_log
+
+    log = await fold_log(desk, "read what is published")
+    return {f"{flow}/{part}": missing_pins(log.receipts, flow, part) for flow, part in log.scopes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,23 +197,40 @@ def updates(
     as_json: JsonFlag = False,
 ) -> None:
     """The updates of this log, oldest first; with --waiting what each of them waits for."""
-    from clients.cli.show import emit, lines, table
+    from clients.cli.show import emit, lines
 
     rows = wait_for(_updates(session_of(context), waiting))
 
     def show() -> None:
         if not rows:
             lines("no update is waiting" if waiting else "no update yet")
-            return
-        heads = ("update", "resource", "scope", "last verdict", "waits for" if waiting else "stands")
-        keys = ("update", "resource", "scope", "verdict", "waits_for" if waiting else "stands")
-        table(heads, [[_short(row[key]) for key in keys] for row in rows])
+        for row in rows:
+            _show_update(row)
 
     emit({"updates": rows}, as_json, show)
 
 
+def _show_update(row: Mapping[str, Any]) -> None:
+    from clients.cli.show import lines, pairs
+
+    where = "" if row["resource"] is None else f": {row['resource']} in {row['scope']}"
+    lines(f"{row['update']}{where}")
+    stands = None if row["verdict"] is None else f", {'stands' if row['stands'] else 'does not stand'}"
+    if row["verdict"] is not None and row["verdict"].startswith("HOLD"):
+        stands = ""
+    pairs(
+        (
+            ("candidate", row["candidate"]),
+            ("last verdict", None if row["verdict"] is None else f"{row['verdict']}{stands}"),
+            ("is", "the approved default" if row["is_default"] else None),
+            *(("waits for", lack) for lack in row.get("waits_for", ())),
+        )
+    )
+
+
 async def _updates(session: Session, waiting: bool) -> list[dict[str, Any]]:
     from clients.cli.desk import open_desk
+    from clients.cli.waiting import Waiting
     from gate.judge import STEPS
     from gate.report import verdict_name
 
@@ -187,6 +238,7 @@ async def _updates(session: Session, waiting: bool) -> list[dict[str, Any]]:
     async with open_desk(session, *READERS) as desk:
         summaries = [summary async for summary in desk.receipts.list_updates()]
         defaults = await _defaults(desk, summaries)
+        lacks = Waiting(desk)
         for summary in summaries:
             done = _is_default(summary, defaults)
             if waiting and done:
@@ -202,126 +254,10 @@ async def _updates(session: Session, waiting: bool) -> list[dict[str, Any]]:
                 if judged
                 else None,
                 "verdict_index": summary.verdict_index if judged else None,
-                "stands": summary.stands,
+                "stands": summary.stands if judged else None,
                 "is_default": done,
             }
             if waiting:
-                row["waits_for"] = await _waits_for(desk, summary)
+                row["waits_for"] = await lacks.of(summary)
             rows.append(row)
     return rows
-
-
-async def _waits_for(desk: Desk, summary: receipt_pb2.UpdateSummary) -> list[str]:
-    """What an update lacks, in words; the gate is asked once there is a candidate."""
-    from clients.cli.judging import next_step
-    from gate.judge import STEPS
-    from gate.report import state_name
-    from ledger.v1 import gate_pb2
-
-    if not summary.resource:
-        return ["a proposal (the trainer's)"]
-    if not summary.frozen:
-        return [f"its freeze (assay update freeze {summary.update})"]
-    if not summary.training_ended:
-        return ["the end of its training"]
-    if not summary.HasField("candidate_digest"):
-        return ["a candidate (the trainer's)"]
-    step = next_step(summary)
-    verdict = (await desk.gate.evaluate(summary.update, step)).verdict
-    if verdict.verdict != gate_pb2.VERDICT_HOLD:
-        recorded = summary.stands and summary.verdict == gate_pb2.VERDICT_PROMOTE_TO_DEFAULT
-        act = (
-            f"promote {summary.update}"
-            if recorded
-            else f"evaluate {summary.update} --step {STEPS[step]} --record"
-        )
-        return [f"nothing but a command (assay {act})"]
-    return [
-        f"{STEPS[step]}: {finding.check} {state_name(finding.state)} {' '.join(finding.reasons)}"
-        for finding in verdict.findings
-        if finding.state != gate_pb2.STATE_PASS
-    ]
-
-
-def tail(
-    context: typer.Context,
-    start: Annotated[
-        int | None,
-        typer.Option("--from", min=0, help="First index.", show_default="the last 20 entries"),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as entries come.")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Print entries: index, time, author, type, what it is about. With --json one object a line.
-
-    Each entry is proven to be in the log before it is printed.
-    """
-    wait_for(_tail(session_of(context), start, follow, as_json))
-
-
-async def _tail(session: Session, start: int | None, follow: bool, as_json: bool) -> None:
-    from clients.cli.desk import open_desk
-    from clients.cli.show import clean
-    from ledger.entry import decode_entry
-    from ledger.errors import FormatError
-
-    async with open_desk(session, *READERS) as desk:
-        size = (await desk.ledger.get_checkpoint()).size
-        first = max(size - _LAST, 0) if start is None else start
-        if first > size or (first == size and not follow):
-            raise FormatError("OUT_OF_RANGE", f"expected --from below {size}, the present size, got {first}")
-        # Only a batch's first entry names its author.
-        opening = first
-        if first < size:
-            async for index, data in desk.ledger.read(first, first + 1):
-                opening = index - decode_entry(data).offset
-        source = desk.ledger.follow(opening) if follow else desk.ledger.read(opening, size)
-        author = ""
-        async for index, data in source:
-            entry = decode_entry(data)
-            author = author if entry.opening is None else entry.opening.name
-            if index >= first:
-                shown = _entry(index, entry.recorded_at, author, entry.event)
-                line = json.dumps(shown) if as_json else clean(_line(shown))
-                sys.stdout.write(line + "\n")
-                sys.stdout.flush()
-
-
-def _entry(index: int, recorded_at: int, author: str, data: bytes) -> dict[str, Any]:
-    from gate.report import digests_as_hex
-    from ledger.fold import read_event
-
-    event, name = read_event(data)
-    return {
-        "index": index,
-        "recorded_at": recorded_at,
-        "author": author,
-        "type": name or "of a newer release",
-        "claim": digests_as_hex(getattr(event, name)) if name else None,
-    }
-
-
-_ABOUT: Final = (
-    "update",
-    "rollout",
-    "attempt",
-    "family",
-    "step",
-    "verdict",
-    "resource",
-    "window",
-    "task",
-    "outcome",
-    "status",
-    "digest",
-    "vkey",
-)
-
-
-def _line(shown: dict[str, Any]) -> str:
-    from clients.cli.show import moment
-
-    claim = shown["claim"] or {}
-    about = " ".join(f"{key}={claim[key]}" for key in _ABOUT if key in claim)
-    when = moment(shown["recorded_at"])
-    return f"{shown['index']:>8}  {when}  {shown['author']:<12}  {shown['type']}  {about}".rstrip()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from clients.cli import decide, look, offline, receipts, setup
+from clients.cli import approve, decide, explain, look, move, offline, receipts, setup, tail
 from clients.cli.app import AssayGroup, Session
 from clients.cli.exits import EXIT_HELP
 from clients.cli.export import export
@@ -28,7 +28,7 @@ First steps: assay demo · assay init --dev · assay serve ledger · assay serve
 
 Tonight's decision: assay updates --waiting · assay explain UPDATE · assay approve UPDATE --step canary
 
-Without trusting anyone: assay export log.assay · assay verify log.assay --trust trust.txt · assay replay …
+Without trusting anyone: assay export log.export · assay verify log.export --trust trust.txt · assay replay …
 """
 
 app = typer.Typer(
@@ -69,18 +69,18 @@ def root(
 
 
 for _panel, _command in (
-    (_DECIDE, receipts.explain),
+    (_DECIDE, explain.explain),
     (_DECIDE, decide.evaluate),
-    (_DECIDE, decide.approve),
-    (_DECIDE, decide.withdraw),
-    (_DECIDE, decide.promote),
-    (_DECIDE, decide.rollback),
+    (_DECIDE, approve.approve),
+    (_DECIDE, approve.withdraw),
+    (_DECIDE, move.promote),
+    (_DECIDE, move.rollback),
     (_LOOK, look.status),
     (_LOOK, look.updates),
     (_LOOK, receipts.receipt),
     (_LOOK, receipts.default),
     (_LOOK, receipts.candidate),
-    (_LOOK, look.tail),
+    (_LOOK, tail.tail),
     (_AUDIT, offline.verify),
     (_AUDIT, offline.replay),
     (_OPERATE, setup.demo),

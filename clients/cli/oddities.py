@@ -108,7 +108,11 @@ def uncounted_lines(
     shown: set[int] = set()
     for item in found:
         shown.update(item.indexes)
-        at = f"index {item.indexes[0]}" if len(item.indexes) == 1 else counted(len(item.indexes), "entry", "entries")
+        at = (
+            f"index {item.indexes[0]}"
+            if len(item.indexes) == 1
+            else counted(len(item.indexes), "entry", "entries")
+        )
         yield f"  {item.what}: {item.code}, {item.why} ({at})"
     rest = Counter(item["code"] for item in anomalies if item["index"] not in shown)
     if rest:

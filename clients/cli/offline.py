@@ -66,18 +66,19 @@ def verify(
     A pass is remembered, so that the next file of this log must continue this one.
     """
     from clients.cli.audit import Audit
-    from clients.cli.show import emit, lines, moment, pairs
+    from clients.cli.show import counted, emit, lines, moment, pairs
 
     by = Audit.of(trust, _memory(memory, forget))
     verified = by.verify(file)
     document = _document(verified, by.memory)
+    entries = counted(verified.size, "entry", "entries")
 
     def show() -> None:
         lines(f"VERIFIED {file}")
         pairs(
             (
                 ("origin", verified.origin),
-                ("size", f"{verified.size} entries in {verified.batches} batches"),
+                ("size", f"{entries} in {counted(verified.batches, 'batch', 'batches')}"),
                 ("root", verified.root.hex()),
                 ("recorded", f"{moment(verified.first_recorded_at)} to {moment(verified.last_recorded_at)}"),
                 ("authors", ", ".join(f"{name} {count}" for name, count in sorted(verified.authors.items()))),
@@ -134,7 +135,7 @@ def replay(
     """
     from clients.cli.audit import Audit
     from clients.cli.parse import parse_step
-    from clients.cli.show import emit, lines
+    from clients.cli.show import counted, emit, lines
 
     if (update is None) != (step is None):
         raise typer.BadParameter("expected --update and --step together")
@@ -148,9 +149,9 @@ def replay(
 
     def show() -> None:
         lines(
-            f"REPLAYED {file}: {verified.size} entries of {verified.origin}",
-            f"  {replayed.verdicts} verdicts, {replayed.moves} pointer moves, {replayed.freezes} freezes: "
-            "each follows from what stands before it",
+            f"REPLAYED {file}: {counted(verified.size, 'entry', 'entries')} of {verified.origin}",
+            f"  {counted(replayed.verdicts, 'verdict')}, {counted(replayed.moves, 'pointer move')}, "
+            f"{counted(replayed.freezes, 'freeze')}: each follows from what stands before it",
             f"  {document['history']}",
         )
         for void in replayed.unreplayable:

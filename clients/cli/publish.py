@@ -1,6 +1,8 @@
 """`assay publish`: the operator's frame, in which updates are judged. What is published is visible for ever.
 
-A publication says for which scope it is, so that everybody can tell what it makes stale.
+Rules:
+1. A publication says for which scope it is, so that everybody can tell what it makes stale.
+2. What could only mislead is refused before it is sent: see `clients.cli.frame`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clients.cli.app import Session
+    from gate.policy import Policy
+    from ledger.v1 import operator_pb2
 
 __all__ = ["publish"]
 
@@ -63,31 +67,38 @@ async def _append(session: Session, bodies: Sequence[Any]) -> tuple[int, str]:
 def workflow(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="WORKFLOW", show_default=False)],
-    version: Annotated[int, typer.Option("--version", min=1, show_default=False)],
+    version: Annotated[int, typer.Option("--version", min=1, metavar="N", show_default=False)],
     families: Annotated[
         list[str],
         typer.Option(
             "--family",
-            metavar="NAME=MINIMUM",
+            metavar="NAME=N",
             help="Spans that a deciding attempt needs.",
             show_default=False,
         ),
     ],
     expected: Annotated[
-        int, typer.Option("--expected-retries", min=0, help="Budget a rollout.", show_default=False)
+        int,
+        typer.Option("--expected-retries", min=0, metavar="N", help="Budget a rollout.", show_default=False),
     ],
     infrastructure: Annotated[
-        int, typer.Option("--infrastructure-retries", min=0, help="Budget a rollout.", show_default=False)
+        int,
+        typer.Option(
+            "--infrastructure-retries", min=0, metavar="N", help="Budget a rollout.", show_default=False
+        ),
     ],
-    tool_contract: Annotated[str, typer.Option("--tool-contract", help=_DIGEST, show_default=False)],
+    tool_contract: Annotated[
+        str, typer.Option("--tool-contract", metavar="DIGEST", help=_DIGEST, show_default=False)
+    ],
     destinations: Annotated[
-        list[str] | None, typer.Option("--destination", help="Where effects are to be found.")
+        list[str] | None, typer.Option("--destination", metavar="NAME", help="Where effects are to be found.")
     ] = None,
     blobs: Annotated[bool, typer.Option("--blobs", help="Content stands in blobs, not in the log.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Declare what a workflow's rollouts must show, before results are seen."""
+    """Declare what a workflow's rollouts must show, before results are seen. A version is declared once."""
     from clients.cli.parse import parse_counts, parse_digest
+    from clients.cli.show import emit, lines
     from ledger.v1 import operator_pb2, options_pb2
 
     minima = parse_counts(families, "--family", default=None)
@@ -100,23 +111,58 @@ def workflow(
         tool_contract_digest=parse_digest(tool_contract, "--tool-contract"),
         content_rule=operator_pb2.CONTENT_RULE_BLOB if blobs else operator_pb2.CONTENT_RULE_INLINE,
     )
+    standing = wait_for(_declared(session_of(context), body))
+    if standing is not None:
+        document = {"workflow": name, "version": version, "index": standing, "events": 0}
+        emit(document, as_json, lambda: lines(f"declared already at index {standing}; nothing was changed"))
+        return
     _send(context, [body], as_json, workflow=name, version=version)
+
+
+async def _declared(session: Session, body: operator_pb2.WorkflowDeclared) -> int | None:
+    """Index of an equal declaration. Raises RefusedError VERSION_EXISTS."""
+    from clients.cli.desk import open_desk
+    from clients.cli.frame import check_version
+    from clients.cli.whole import fold_log
+
+    async with open_desk(session, "operator") as desk:
+        return check_version((await fold_log(desk, "read declarations")).receipts, body)
 
 
 @publish.command()
 def policy(
-    context: typer.Context, scope: ScopeArgument, file: FileArgument, as_json: JsonFlag = False
+    context: typer.Context,
+    scope: ScopeArgument,
+    file: FileArgument,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Though it names principals that this log does not know so.")
+    ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Publish the gate's thresholds (JSON). Linted first; the text is published byte for byte."""
+    """Publish the gate's thresholds (JSON). Linted first; the text is published byte for byte.
+
+    Whoever it names must hold a key of that role in this log.
+    """
     from clients.cli.parse import parse_scope
     from gate.policy import parse_policy, policy_digest
     from ledger.v1 import operator_pb2
 
     document = file.read_bytes()
     parsed = parse_policy(document)
+    if not anyway:
+        wait_for(_check_principals(session_of(context), parsed))
     body = operator_pb2.PolicyPublished(scope=parse_scope(scope, any_segment=True), document=document)
     said = {"policy": f"{parsed.name} {parsed.version}", "digest": policy_digest(document).hex()}
     _send(context, [body], as_json, scope=scope, **said)
+
+
+async def _check_principals(session: Session, parsed: Policy) -> None:
+    from clients.cli.desk import open_desk
+    from clients.cli.frame import check_principals
+    from clients.cli.whole import fold_log
+
+    async with open_desk(session, "operator") as desk:
+        check_principals(parsed, (await fold_log(desk, "read grants")).roles())
 
 
 @publish.command()
@@ -249,7 +295,7 @@ def protected_set(
         typer.Option(
             "--protect",
             metavar="FAMILY[=BUDGET]",
-            help="A family, and how many of its cases may regress (0 unless said).",
+            help="A family, and how many of its cases may regress (0 unless said; never all).",
             show_default=False,
         ),
     ],
@@ -259,11 +305,13 @@ def protected_set(
 ) -> None:
     """Publish the cases that must not regress; refused unless they lie within the published holdout."""
     from clients.cli.cases import protected_digest, read_cases
+    from clients.cli.frame import check_budgets
     from clients.cli.parse import parse_counts, parse_digest, parse_scope
     from clients.importers.evaluations import protected_set_events
 
     budgets = parse_counts(protect, "--protect", default=0)
     rows = read_cases(file.read_bytes(), case, family)
+    check_budgets(rows, budgets)
     pin = parse_digest(snapshot, "--snapshot")
     digest = protected_digest(rows, pin, budgets)
     place = parse_scope(scope, any_segment=True)

@@ -1,9 +1,9 @@
-"""`assay receipt`, `assay explain`, `assay default`, `assay candidate`: what is known, and why."""
+"""`assay receipt`, `assay default`, `assay candidate`: what is known of an update, and the two pointers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -16,14 +16,11 @@ from clients.cli.app import (
     session_of,
     wait_for,
 )
-from clients.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from clients.cli.app import Session
-    from clients.cli.judging import Judged
     from ledger.v1 import receipt_pb2
 
-__all__ = ["candidate", "default", "explain", "receipt"]
+__all__ = ["candidate", "default", "origin_of", "receipt"]
 
 _MANY: Final = 10  # rollouts and anomalies shown to people; JSON has them all
 
@@ -47,13 +44,18 @@ def receipt(context: typer.Context, update: UpdateArgument, as_json: JsonFlag = 
 
 
 def _receipt_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    from clients.cli.oddities import words_of
+
     yield f"receipt of {document['update']} as of {document['as_of']['size']} entries"
     yield from _before_lines(document["before"])
     yield from _during_lines(document["during"])
     yield from _after_lines(document["after"])
     anomalies = document["anomalies"]
-    yield f"anomalies: {len(anomalies)}; entries by suspect keys: {document['suspect_entries']}"
-    yield from (f"  index {item['index']}: {item['code']}" for item in anomalies[:_MANY])
+    yield f"anomalies, which do not count: {len(anomalies)}"
+    yield f"entries by suspect keys, which do not count: {document['suspect_entries']}"
+    yield from (f"  index {item['index']}: {words_of(item['code'])}" for item in anomalies[:_MANY])
+    if (more := len(anomalies) - _MANY) > 0:
+        yield f"  … {more} more (--json)"
     yield "not shown by"
     yield from (f"  {kind.replace('_', ' ')}: {what}" for kind, what in document["not_shown"].items())
 
@@ -91,6 +93,8 @@ def _during_lines(during: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _after_lines(after: Mapping[str, Any]) -> Iterator[str]:
+    from clients.cli.show import counted
+
     yield "after training"
     for made in after["candidates"]:
         yield f"  candidate {made['claim']['manifest_digest']}: {_at(made)}"
@@ -98,8 +102,8 @@ def _after_lines(after: Mapping[str, Any]) -> Iterator[str]:
         yield "  candidate: MISSING"
     for subject, evaluation in after["evaluations"].items():
         closed = evaluation["closed"]
-        parts = len(evaluation["parts"])
-        yield f"  {subject} evaluated in {parts} parts, closed: {'MISSING' if closed is None else closed}"
+        parts = counted(len(evaluation["parts"]), "part")
+        yield f"  {subject} evaluated in {parts}, closed: {'MISSING' if closed is None else closed}"
     yield f"  gain over the parent: {after['gain'] or 'MISSING'}"
     for window in after["windows"]:
         kind = "LIVE" if window["live"] else "REHEARSAL"
@@ -110,49 +114,29 @@ def _after_lines(after: Mapping[str, Any]) -> Iterator[str]:
             f"closed: {'MISSING' if ended is None else ended['index']}; "
             f"way back: {'MISSING' if way is None else way['index']}"
         )
-    for approval in after["approvals"]:
-        claim = approval["claim"]
-        withdrawn = ", withdrawn" if approval["withdrawn"] else ""
-        yield f"  approval {claim['approval']} for {claim['step']}: {_at(approval)}{withdrawn}"
-    for verdict in after["verdicts"]:
-        stands = "stands" if verdict["stands"] else verdict["stands_not_because"]
-        yield f"  verdict at {verdict['index']}, step {verdict['step']}: {verdict['verdict']}; {stands}"
+    yield from _decision_lines(after)
     for index in after["rolled_back"]:
         yield f"  rolled back at index {index}"
 
 
-def explain(
-    context: typer.Context,
-    update: UpdateArgument,
-    step: Annotated[
-        str | None,
-        typer.Option(
-            "--step", metavar="canary|default", help="Which step.", show_default="the one before the update"
-        ),
-    ] = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Why an update may or may not go on: each check, its reasons in words, its counts, the entries it cites.
+def _decision_lines(after: Mapping[str, Any]) -> Iterator[str]:
+    """Approvals and verdicts: who answers for what, and what still stands."""
+    from clients.cli.judging import step_word
+    from clients.cli.show import moment, with_moments
 
-    The gate judges at the log's present size and writes nothing. HOLD is exit code 1.
-    """
-    from clients.cli.parse import parse_step
-    from clients.cli.show import emit
-
-    session = session_of(context)
-    judged = wait_for(_explained(session, update, None if step is None else parse_step(step)))
-    emit(judged.document(), as_json, lambda: judged.show(details=True))
-    if judged.holds:
-        raise typer.Exit(Exit.HOLD)
-
-
-async def _explained(session: Session, update: str, step: Any) -> Judged:
-    from clients.cli.desk import open_desk
-    from clients.cli.judging import judge, next_step
-
-    async with open_desk(session, *READERS) as desk:
-        chosen = next_step(await desk.summary(update)) if step is None else step
-        return await judge(desk, update, chosen)
+    for approval in after["approvals"]:
+        claim = approval["claim"]
+        until = f"until {moment(claim['expires_at'])}"
+        withdrawn = ", withdrawn" if approval["withdrawn"] else ""
+        step = step_word(claim["step"])
+        yield f"  approval {claim['approval']} for {step}: {_at(approval)}, {until}{withdrawn}"
+    for verdict in after["verdicts"]:
+        line = f"  verdict at {verdict['index']}, step {verdict['step']}: {verdict['verdict']}"
+        if verdict["void"] is not None:
+            line += f"; void: {with_moments(verdict['void'])}"
+        elif verdict["verdict"] != "HOLD":  # a HOLD moves nothing, so it has nothing to stand for
+            line += "; stands" if verdict["stands"] else f"; {with_moments(verdict['stands_not_because'])}"
+        yield line
 
 
 def default(
@@ -216,11 +200,18 @@ def candidate(
 
     session, place = session_of(context), parse_scope(scope)
 
-    async def ask() -> receipt_pb2.LatestCandidateResponse:
-        async with open_desk(session, *READERS, "runner", "trainer") as desk:
-            return await desk.receipts.latest_candidate(resource, place)
+    async def ask() -> tuple[receipt_pb2.LatestCandidateResponse, int | None]:
+        from ledger.errors import NotFoundError
 
-    found = wait_for(ask())
+        async with open_desk(session, *READERS, "runner", "trainer") as desk:
+            found = await desk.receipts.latest_candidate(resource, place)
+            try:
+                now = await desk.receipts.resolve_default(resource, place)
+            except NotFoundError:
+                return found, None
+            return found, now.index if now.manifest_digest == found.manifest_digest else None
+
+    found, default_index = wait_for(ask())
     document = {
         "resource": resource,
         "scope": scope,
@@ -228,10 +219,19 @@ def candidate(
         "manifest_digest": found.manifest_digest.hex(),
         "index": found.index,
         "authority": "none",
+        "is_default": default_index is not None,
     }
+    also = None if default_index is None else f"the approved default, by the entry at index {default_index}"
 
     def show() -> None:
-        lines(f"{found.manifest_digest.hex()} is a CANDIDATE and has no authority")
-        pairs((("update", found.update), ("index", found.index), ("next", f"assay explain {found.update}")))
+        lines(found.manifest_digest.hex(), "is a CANDIDATE and as such has no authority")
+        pairs(
+            (
+                ("update", found.update),
+                ("index", found.index),
+                ("also", also),
+                ("next", f"assay explain {found.update}"),
+            )
+        )
 
     emit(document, as_json, show)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from clients.cli.app import Session
-from clients.cli.show import progress
+from clients.cli.show import counted, progress
 from clients.identity import load_identity
 from clients.importers.source import Imported, batches, canonical_json
 from clients.ledger import LedgerClient, Stream
@@ -46,7 +46,8 @@ class Sent:
     def line(self) -> str:
         """In words."""
         where = "" if self.first_index is None else f", indexes {self.first_index} to {self.last_index}"
-        return f"{self.events} events in {self.batches} batches{where}; {self.already} were there already"
+        events, sent = counted(self.events, "event"), counted(self.batches, "batch", "batches")
+        return f"{events} in {sent}{where}; {self.already} there already"
 
 
 def _stream(source: bytes, options: Mapping[str, Any], role: str) -> bytes:

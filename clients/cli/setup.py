@@ -37,7 +37,7 @@ def demo(
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", file_okay=False, help="Folder to keep the home and its log in, new or empty."),
+        typer.Option("--keep", file_okay=False, help="Folder to keep home and export in, new or empty."),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -129,21 +129,33 @@ def _home_lines(made: NewHome) -> Iterator[str]:
 
 @serve.command("ledger")
 def serve_ledger(context: typer.Context) -> None:
-    """Run the ledger. Says so in one line of JSON once it serves."""
+    """Run the ledger. Says so in one line of JSON once it serves.
+
+    Once it runs, its exit codes are: 0 stopped as asked, 2 configuration, 3 the log must not go on from here.
+    """
     from clients.home import load_home
-    from clients.servers import ledger_command
+    from clients.servers import check_free, ledger_command
 
     home = session_of(context).home.absolute()
-    _become(ledger_command(home, load_home(home)))
+    document = load_home(home)
+    check_free(document.ledger, "ledger")
+    _become(ledger_command(home, document))
 
 
 @serve.command("gate")
 def serve_gate(context: typer.Context) -> None:
-    """Run the gate. The ledger must serve already."""
-    from clients.servers import gate_command
+    """Run the gate. The ledger must serve already; if it does not: exit code 7.
+
+    Once it runs, its exit codes are: 0 stopped as asked, 2 configuration, 3 the log does not verify.
+    """
+    from clients.home import load_home
+    from clients.servers import check_free, check_serves, gate_command
 
     session = session_of(context)
-    _become(gate_command(session.home, session.principal("gate")))
+    document, name = load_home(session.home), session.principal("gate")
+    check_free(document.gate, "gate")
+    check_serves(document.ledger)
+    _become(gate_command(session.home, name))
 
 
 def _become(command: list[str]) -> NoReturn:

@@ -17,6 +17,8 @@ from clients.cli.app import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from clients.cli.app import Session
     from gate.v1 import gate_pb2 as service_pb2
 
@@ -91,7 +93,36 @@ async def _append(session: Session, role: str, body: Any) -> tuple[int, str]:
 @update.command()
 def freeze(context: typer.Context, update: UpdateArgument, as_json: JsonFlag = False) -> None:
     """Have the gate fix an update's identity, before training starts (the proposing trainer)."""
-    _frozen(update, wait_for(_freeze(session_of(context), "trainer", update, [])), as_json)
+    from ledger.errors import RefusedError
+
+    session = session_of(context)
+    try:
+        answer = wait_for(_freeze(session, "trainer", update, []))
+    except RefusedError as error:
+        if error.reason != "NOT_AN_OPERATOR":
+            raise
+        at = wait_for(_frozen_at(session, update))
+        raise RefusedError(
+            "ALREADY_FROZEN",
+            f"expected an update that is not frozen yet, got {update}, frozen at {at}; an operator may freeze "
+            f"it again: assay update refreeze {update}",
+        ) from error
+    _frozen(update, answer, as_json)
+
+
+async def _frozen_at(session: Session, update: str) -> int | None:
+    """Index of the first freeze, from the entries that the trainer may read."""
+    from clients.cli.desk import open_desk
+    from ledger.entry import decode_entry
+    from ledger.fold import read_event
+
+    async with open_desk(session, "trainer") as desk:
+        async for message in desk.ledger.follow_update(update):
+            if not message.entry:
+                return None
+            if read_event(decode_entry(message.entry).event)[1] == "update_frozen":
+                return message.index
+    return None
 
 
 @update.command()
@@ -129,13 +160,35 @@ def _frozen(update: str, answer: service_pb2.FreezeResponse, as_json: bool) -> N
 
     def show() -> None:
         lines(f"froze {update}, revision {frozen.revision}, at index {answer.index}")
-        pairs((name, value) for name, value in pins.items() if isinstance(value, str))
-        environment = {part["target"]: part["digest"] for part in pins.get("environment", [])}
-        pairs((name.removeprefix("ENVIRONMENT_TARGET_").lower(), pin) for name, pin in environment.items())
-        pairs((who, ", ".join(pins[who])) for who in ("judges", "canaries") if who in pins)
-        pairs((who, ", ".join(pins[who])) for who in ("canary_approvers", "default_approvers") if who in pins)
+        pairs(_pin_rows(pins))
 
     emit({"update": update, "index": answer.index, "frozen": pins}, as_json, show)
+
+
+def _pin_rows(pins: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """Every pin in one column, in the order of the proposal, then what the learner must not choose."""
+    kinds = {name: word for word, name in _KINDS.items()}
+    budget = pins.get("retry_budget", {})
+    yield "resource", pins.get("resource")
+    yield "kind", kinds.get(pins.get("kind", ""), pins.get("kind"))
+    yield "scope", f"{pins['scope']['workflow']}/{pins['scope']['segment']}"
+    yield "workflow version", pins.get("workflow_version")
+    yield "requested by", pins.get("requested_by")
+    for name, pin in pins.items():
+        if name.endswith("_digest"):
+            yield name.removesuffix("_digest").replace("_", " "), pin
+    yield "code revision", pins.get("code_revision")
+    for part in pins.get("environment", []):
+        word = part["target"].removeprefix("ENVIRONMENT_TARGET_").lower().replace("_", " ")
+        yield word, part["digest"]
+    yield (
+        "retry budget",
+        f"{budget.get('expected', 0)} expected, {budget.get('infrastructure', 0)} infrastructure a rollout",
+    )
+    for who in ("judges", "canaries", "canary_approvers", "default_approvers"):
+        yield who.replace("_", " "), ", ".join(pins.get(who, [])) or "MISSING"
+    if pins.get("redo_checks"):
+        yield "made again", f"evidence of checks {', '.join(map(str, pins['redo_checks']))}"
 
 
 @update.command()
@@ -149,10 +202,29 @@ def resume(
     from clients.cli.show import emit, lines
     from ledger.v1 import operator_pb2
 
+    session = session_of(context)
+    wait_for(_check_paused(session, update))
     body = operator_pb2.ResumeRequested(update=update, reason=reason)
-    index, name = wait_for(_append(session_of(context), "operator", body))
+    index, name = wait_for(_append(session, "operator", body))
     emit(
         {"update": update, "by": name, "index": index},
         as_json,
         lambda: lines(f"asked as {name} at index {index}"),
     )
+
+
+async def _check_paused(session: Session, update: str) -> None:
+    """Raises RefusedError NOT_PAUSED, NotFoundError NO_SUCH_UPDATE."""
+    from clients.cli.desk import open_desk
+    from ledger.errors import RefusedError
+
+    async with open_desk(session, "operator") as desk:
+        before = (await desk.receipts.get_update(update))["before"]
+    if not before["freezes"]:
+        raise RefusedError(
+            "NOT_PAUSED", f"expected an update whose training is paused, got {update}, not frozen yet"
+        )
+    if all(pause["resumed"] is not None for pause in before["pauses"]):
+        raise RefusedError(
+            "NOT_PAUSED", f"expected an update whose training is paused, got {update}, which is not"
+        )

@@ -1,8 +1,8 @@
 """The candidates file: what a user edits to see which check changes.
 
 Rules:
-1. Strict: unknown keys, "yes" for true, impossible numbers and candidates named twice are refused, saying where
-   and what would be possible. Nothing is clamped.
+1. Strict: unknown keys, "yes" for true, impossible numbers and candidates named twice are refused, saying
+   where and what would be possible. Nothing is clamped.
 2. What is left out is off: no candidate regresses, retries or loses anything that the file does not say.
 3. `"approval": {"by": null}` says that nobody approves.
 """
@@ -213,7 +213,8 @@ def check_approvers(document: DemoDocument, approvers: Collection[str]) -> None:
         if by is not None and by not in approvers:
             raise FormatError(
                 "BAD_CANDIDATES",
-                f"{candidate.name}.approval.by: expected {' or '.join(approvers)}, or null for nobody, got {by!r}",
+                f"{candidate.name}.approval.by: expected {' or '.join(approvers)}, or null for nobody, "
+                f"got {by!r}",
             )
 
 

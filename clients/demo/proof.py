@@ -30,7 +30,11 @@ def evaluations(frame: Frame, candidate: Candidate) -> list[Any]:
 
 
 def _evaluation(
-    frame: Frame, candidate: Candidate, subject: judge_pb2.Subject.ValueType, cases: list[str], right: set[str]
+    frame: Frame,
+    candidate: Candidate,
+    subject: judge_pb2.Subject.ValueType,
+    cases: list[str],
+    right: set[str],
 ) -> list[Any]:
     word = judge_pb2.Subject.Name(subject).removeprefix("SUBJECT_").lower()
     name = f"{candidate.name}-{word}"
@@ -155,7 +159,7 @@ def approval(
     verdict: gate_pb2.VerdictIssued,
     now: int,
 ) -> approver_pb2.ApprovalGranted:
-    """By the approver: for exactly the evidence and the policy that the gate showed. `now` in microseconds."""
+    """By the approver: for exactly the evidence and policy that the gate showed. `now` in microseconds."""
     step_name = options_pb2.Step.Name(step).removeprefix("STEP_").lower()
     return approver_pb2.ApprovalGranted(
         update=frame.update(candidate),

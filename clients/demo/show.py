@@ -87,7 +87,8 @@ def _show_learner(console: Console, result: DemoResult) -> None:
     else:
         console.print(
             f"   latest candidate  {pointers['latest_candidate'][:16]}…  "
-            f"{pointers['latest_candidate_update']}, entry {pointers['latest_candidate_index']}: no authority",
+            f"{pointers['latest_candidate_update']}, entry {pointers['latest_candidate_index']}: "
+            "no authority",
             highlight=False,
         )
 

@@ -15,6 +15,9 @@ from tests.cli.office import RESOURCE, SCOPE, Office
 from tests.fixtures.imports import tau_file, tau_run
 
 
+FIRST, SECOND = ("--as", "approver-1"), ("--as", "approver-2")
+
+
 @pytest.fixture(scope="module")
 def office(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Office]:
     """A served office with its frame published."""
@@ -55,7 +58,10 @@ def test_from_proposal_to_rollback(office: Office, tmp_path: Path) -> None:
     assert lacks == _waits_for(office, update)
     unseen = office.run("approve", update, "--step", "canary", "--json")
     assert unseen.code == 2, "nobody approves what nobody shows"
-    refused = office.run("approve", update, "--step", "canary", "--digest", "00000000")
+    unnamed = office.run("approve", update, "--step", "canary", "--digest", "00000000")
+    assert unnamed.code == 5
+    assert "assay --as approver-1" in unnamed.err, "nobody is picked for a person"
+    refused = office.run(*FIRST, "approve", update, "--step", "canary", "--digest", "00000000")
     assert refused.code == 5
     assert "NOT_READY" in refused.err
     assert "canary_verified MISSING" in refused.err
@@ -70,13 +76,20 @@ def test_from_proposal_to_rollback(office: Office, tmp_path: Path) -> None:
     assert held["index"] is None
 
     # Approving takes the digest that is shown.
-    wrong = office.run("approve", update, "--step", "canary", typed="deadbeef\n")
+    approve = (*FIRST, "approve", update, "--step", "canary")
+    first8 = held["evidence_digest"][:8]
+    wrong = office.run(*approve, typed="deadbeef\n")
     assert wrong.code == 5
     assert "OTHER_DIGEST" in wrong.err
-    silent = office.run("approve", update, "--step", "canary", typed="")
-    assert silent.code == 130, "no answer is no approval, and no HOLD"
-    first8 = held["evidence_digest"][:8]
-    approved = office.run("approve", update, "--step", "canary", typed=f"{first8}\n")
+    assert first8 not in wrong.err, "the right digest is for the human to read"
+    silent = office.run(*approve, typed="")
+    assert silent.code == 2, "no answer is no approval, and no HOLD"
+    assert "NOBODY_TYPED" in silent.err
+    for malformed in ("ce0", "zzzzzzzz", ""):
+        short = office.run(*approve, "--digest", malformed)
+        assert short.code == 2
+        assert "BAD_DIGEST" in short.err
+    approved = office.run(*approve, typed=f"{first8}\n")
     assert approved.code == 0, approved.err
     assert "approved as approver-1" in approved.out
 
@@ -88,7 +101,9 @@ def test_from_proposal_to_rollback(office: Office, tmp_path: Path) -> None:
 
     final = office.json("explain", update, code=1)
     assert final["step"] == "default"
-    given = office.json("approve", update, "--step", "default", "--digest", final["evidence_digest"][:8])
+    given = office.json(
+        *SECOND, "approve", update, "--step", "default", "--digest", final["evidence_digest"][:8]
+    )
     assert given["by"] == "approver-2"
     assert office.json("evaluate", update, "--step", "default", "--record")["verdict"] == "PROMOTE_TO_DEFAULT"
     assert [f"nothing but a command (assay promote {update})"] == _waits_for(office, update)
@@ -147,12 +162,19 @@ def test_withdrawing_ends_an_approval(office: Office) -> None:
     office.rehearse(candidate)
     shown = office.json("evaluate", update, "--step", "canary", code=1)["evidence_digest"]
     # The window ran under other permissions than are pinned by now, so approving it needs --anyway.
-    given = office.json("approve", update, "--step", "canary", "--digest", shown[:8], "--anyway")
-    taken = office.json("withdraw", update, given["approval"], "--reason", "seen too late")
+    given = office.json(*FIRST, "approve", update, "--step", "canary", "--digest", shown[:8], "--anyway")
+    for who, reason in (((), "WHICH_PRINCIPAL"), (SECOND, "NOT_THE_APPROVER")):
+        other = office.run(*who, "withdraw", update, given["approval"])
+        assert other.code == 5
+        assert reason in other.err
+    taken = office.json(*FIRST, "withdraw", update, given["approval"], "--reason", "seen too late")
     assert taken["by"] == "approver-1"
+    twice = office.run(*FIRST, "withdraw", update, given["approval"])
+    assert twice.code == 5
+    assert "ALREADY_WITHDRAWN" in twice.err
     explained = office.json("explain", update, "--step", "canary", code=1)
     assert "APPROVAL_WITHDRAWN" in explained["findings"][6]["reasons"]
-    assert office.run("withdraw", update, "approval-none").code == 6
+    assert office.run(*FIRST, "withdraw", update, "approval-none").code == 6
 
 
 def test_trajectories_twice_are_once(office: Office, tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""What an update waits for, in words that name the next command: `assay updates --waiting`.
+
+Rules:
+1. The gate is asked once there is a candidate; before that the log says what is missing.
+2. A refusal is said as it stands in the log, never turned into "freeze again".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from clients.cli.desk import Desk, now
+from clients.cli.judging import Judged, expiries, next_step
+from clients.cli.whole import fold_log
+from gate.reasons import CHECKS
+from gate.report import state_name
+from ledger.v1 import gate_pb2, receipt_pb2
+
+__all__ = ["Waiting"]
+
+# Stale for good: nothing that an operator freezes again can mend it (checks.md section 4).
+_NEEDS_NEW_UPDATE: Final = frozenset({"STALE_PARENT", "STALE_SPAN_FAMILIES", "STALE_RETRY_BUDGETS"})
+_OF_TRAINING: Final = frozenset(CHECKS[:3])
+
+
+class Waiting:
+    """Answers for one list of updates; the log's refusals are read at most once."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._refusals: dict[str, list[str]] | None = None
+
+    async def of(self, summary: receipt_pb2.UpdateSummary) -> list[str]:
+        """What an update lacks. Raises AssayError."""
+        update = summary.update
+        if not summary.resource:
+            return ["a proposal (the trainer's)"]
+        if not summary.frozen:
+            refused = (await self._refused()).get(update, [])
+            return refused or [f"its freeze (assay update freeze {update})"]
+        if not summary.training_ended:
+            return ["the end of its training"]
+        if not summary.HasField("candidate_digest"):
+            return ["a candidate (the trainer's)"]
+        receipt = await self._desk.receipts.get_update(update)
+        judged = Judged(receipt, await self._desk.gate.evaluate(update, next_step(receipt)))
+        if judged.holds:
+            return [*_lacks(judged), *_advice(judged)]
+        promotes = any(
+            verdict["stands"] and verdict["step"] == "default" for verdict in receipt["after"]["verdicts"]
+        )
+        act = f"promote {update}" if promotes else f"evaluate {update} --step {judged.step} --record"
+        return [f"nothing but a command (assay {act})"]
+
+    async def _refused(self) -> dict[str, list[str]]:
+        """Update -> its refusals, for those whose freeze the gate refused."""
+        if self._refusals is None:
+            log = await fold_log(self._desk, "read refusals")
+            self._refusals = {
+                update: [
+                    f"freeze refused at index {fact.index}: {fact.body.reason}: {fact.body.message}"
+                    for fact in record.of("update_refused")
+                ]
+                for update, record in log.receipts.updates.items()
+            }
+        return self._refusals
+
+
+def _lacks(judged: Judged) -> Iterable[str]:
+    """Each check that does not pass; all seven in one line where they fail alike."""
+    failing = [f for f in judged.verdict.findings if f.state != gate_pb2.STATE_PASS]
+    said = {(state_name(f.state), " ".join(f.reasons)) for f in failing}
+    if len(failing) == len(CHECKS) and len(said) == 1:
+        state, reasons = said.pop()
+        return [f"{judged.step}: all seven checks {state} {reasons}"]
+    return [f"{judged.step}: {f.check} {state_name(f.state)} {' '.join(f.reasons)}" for f in failing]
+
+
+def _advice(judged: Judged) -> Iterable[str]:
+    """What people do about it, where it can be said."""
+    update, findings = judged.verdict.update, judged.verdict.findings
+    stale = {(f.check, reason) for f in findings if f.state == gate_pb2.STATE_STALE for reason in f.reasons}
+    if any(_is_final(check, reason) for check, reason in stale):
+        return ["a new update: this one cannot be frozen again to any use"]
+    if stale:
+        return [f"an operator to freeze it again (assay update refreeze {update})"]
+    reasons: Mapping[str, Any] = dict.fromkeys(reason for f in findings for reason in f.reasons)
+    if judged.expired is not None or "APPROVAL_EXPIRED" in reasons:
+        again = f"approve again: assay approve {update} --step {judged.step}"
+        return [f"{said}; {again}" for said in expiries(judged.receipt, judged.step, now())]
+    return []
+
+
+def _is_final(check: str, reason: str) -> bool:
+    training = check in _OF_TRAINING and reason not in ("STALE_POLICY",)
+    return reason in _NEEDS_NEW_UPDATE or training
