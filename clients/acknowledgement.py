@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clients.proven import check_inclusion
 from ledger.batch import BatchNote, batch_text, check_batch_shape, event_root, parse_batch_note
 from ledger.checkpoint import Checkpoint
 from ledger.entry import Opening, place_batch
 from ledger.errors import FormatError, VerificationError
-from ledger.merkle import verify_inclusion
 from ledger.note import SigningKey
 from ledger.touches import Condition
 from ledger.v1 import ledger_pb2
@@ -92,9 +92,5 @@ def check_placed(batch: SignedBatch, response: ledger_pb2.AppendResponse, checkp
         _, leaves = place_batch(first, recorded_at, response.previous, opening, batch.events)
     except FormatError as error:
         raise VerificationError("V2", "BAD_ACKNOWLEDGEMENT", error.message, index=first) from error
-    last = first + count - 1
-    if not verify_inclusion(leaves[-1], last, checkpoint.size, list(response.inclusion), checkpoint.root):
-        raise VerificationError(
-            "V5", "NOT_INCLUDED", f"expected a proof of entry {last} at size {checkpoint.size}", index=last
-        )
+    check_inclusion(first + count - 1, leaves[-1], list(response.inclusion), checkpoint)
     return Placed(first, count, recorded_at, checkpoint.size)

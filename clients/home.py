@@ -22,7 +22,6 @@ Rules:
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -34,11 +33,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from clients.certificates import CertificateAuthority, Credential, check_holder, check_trust_domain
 from clients.ids import RANDOM_BYTES, uuid7
-from clients.keyfile import encode_key
+from clients.strict_json import decoder
 from ledger.admission import admit
 from ledger.batch import STREAM_BYTES, sign_batch
 from ledger.errors import AssayError, FormatError, NotFoundError, RefusedError
 from ledger.genesis import encode_genesis
+from ledger.keyfile import encode_key
 from ledger.note import SigningKey, check_name
 from ledger.trust import Authority, parse_trust_document, role_name
 from ledger.v1 import event_pb2, options_pb2, root_pb2
@@ -206,17 +206,10 @@ def load_home(path: Path) -> Home:
     except FileNotFoundError as error:
         raise NotFoundError("HOME_ABSENT", f"expected a home with {file}; `assay init` makes one") from error
     try:
-        document = json.loads(data, object_pairs_hook=_said_once)
+        document = decoder.decode(data.decode())
     except (ValueError, RecursionError) as error:
         raise FormatError("BAD_HOME", f"{file}: expected JSON, got {error}") from error
     return _validated(document, str(file))
-
-
-def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    said = dict(pairs)
-    if len(said) != len(pairs):
-        raise ValueError("a key that is said twice")
-    return said
 
 
 def _validated(document: object, where: str) -> Home:

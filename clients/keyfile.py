@@ -1,8 +1,7 @@
-"""Private key files: `ledger.keyfile`'s one line on disk.
+"""Private key files: `ledger.keyfile`'s one line on disk, read.
 
 Rules:
-1. A file that others can write to or read is refused, and none such is made: mode 0600.
-2. Nothing that exists is overwritten.
+1. A file that others can write to or read is refused: mode 0600.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from ledger.errors import NotFoundError, RefusedError
-from ledger.keyfile import decode_key, encode_key
-from ledger.note import KEY_TYPE_ED25519, SigningKey
+from ledger.keyfile import decode_key
+from ledger.note import SigningKey
 
-__all__ = ["decode_key", "encode_key", "read_key", "write_key"]
+__all__ = ["read_key"]
 
 _OTHERS: Final = 0o077
 
@@ -35,10 +34,3 @@ def read_key(path: Path) -> SigningKey:
     if mode & _OTHERS:
         raise RefusedError("KEY_EXPOSED", f"expected mode 0600 of {path}, got {mode & 0o777:04o}")
     return decode_key(data)
-
-
-def write_key(path: Path, name: str, seed: bytes, type: int = KEY_TYPE_ED25519) -> None:  # noqa: A002 - as above
-    """Makes a key file, mode 0600. Raises FormatError as `encode_key` does, FileExistsError."""
-    data = encode_key(name, seed, type)
-    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)

@@ -40,13 +40,13 @@ from ledger.merkle import leaf_hash
 from ledger.note import VerifierKey
 from ledger.touches import Condition
 from ledger.v1 import ledger_pb2, ledger_pb2_grpc
-from ledger.wire import error_of
+from ledger.wire import MAX_MESSAGE_BYTES, error_of
 
 __all__ = ["Condition", "LedgerClient", "Placed", "Stream"]
 
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 4_718_592),
-    ("grpc.max_send_message_length", 4_718_592),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),

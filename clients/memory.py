@@ -13,9 +13,9 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from ledger.checkpoint import Checkpoint
+from ledger.checkpoint import Checkpoint, open_note
 from ledger.errors import FormatError, VerificationError
-from ledger.head import check_continues, check_signatures, open_note, parse_remembered
+from ledger.head import check_continues, check_signatures, parse_remembered
 from ledger.merkle import verify_consistency
 from ledger.note import VerifierKey
 from ledger.trust import TrustDocument

@@ -21,7 +21,10 @@ def check_inclusion(index: int, leaf: bytes, proof: list[bytes], checkpoint: Che
     """Raises VerificationError V5 NOT_INCLUDED unless the leaf hash stands at `index` under `checkpoint`."""
     if not verify_inclusion(leaf, index, checkpoint.size, proof, checkpoint.root):
         raise VerificationError(
-            "V5", "NOT_INCLUDED", f"expected a proof of entry {index} at size {checkpoint.size}", index=index
+            "V5",
+            "NOT_INCLUDED",
+            f"expected a proof of entry {index} at size {checkpoint.size}, got another",
+            index=index,
         )
 
 

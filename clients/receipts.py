@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from clients.ledger import LedgerClient
+from clients.proven import check_inclusion
 from ledger.entry import decode_entry
 from ledger.errors import VerificationError
-from ledger.merkle import leaf_hash, verify_inclusion
+from ledger.merkle import leaf_hash
 from ledger.v1 import options_pb2, receipt_pb2, receipt_pb2_grpc
 
 __all__ = ["ReceiptsClient"]
@@ -29,7 +30,7 @@ class ReceiptsClient:
         self._stub = receipt_pb2_grpc.ReceiptServiceStub(client.channel)
 
     async def get_update(self, update: str) -> dict[str, Any]:
-        """The receipt of an update (docs: receipts)."""
+        """The receipt of an update (docs: receipts). Raises NotFoundError(NO_SUCH_UPDATE)."""
         response = await self._client.call(self._stub.GetUpdate, receipt_pb2.GetUpdateRequest(update=update))
         receipt: dict[str, Any] = json.loads(response.receipt_json)
         return receipt
@@ -47,7 +48,7 @@ class ReceiptsClient:
                 return
 
     async def get_rollout(self, rollout: str) -> dict[str, Any]:
-        """Every claim about one rollout."""
+        """Every claim about one rollout, in index order. Raises NotFoundError(NO_SUCH_ROLLOUT)."""
         request = receipt_pb2.GetRolloutRequest(rollout=rollout)
         response = await self._client.call(self._stub.GetRollout, request)
         document: dict[str, Any] = json.loads(response.rollout_json)
@@ -65,18 +66,11 @@ class ReceiptsClient:
             self._stub.ResolveDefault, request
         )
         checkpoint = await self._client.believe(None, response.checkpoint, [])
-        entry = decode_entry(response.entry)
-        proof = list(response.inclusion)
-        leaf = leaf_hash(response.entry)
-        if entry.index != response.index or not verify_inclusion(
-            leaf, response.index, checkpoint.size, proof, checkpoint.root
-        ):
+        if (index := decode_entry(response.entry).index) != response.index:
             raise VerificationError(
-                "V5",
-                "NOT_INCLUDED",
-                f"expected a proof of entry {response.index}, got none",
-                index=response.index,
+                "V2", "BAD_INDEX", f"expected index {response.index}, got {index}", index=response.index
             )
+        check_inclusion(response.index, leaf_hash(response.entry), list(response.inclusion), checkpoint)
         return response
 
     async def latest_candidate(

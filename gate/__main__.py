@@ -19,7 +19,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]  # ships no types
 
 from clients.home import load_home
 from clients.identity import Identity, load_identity

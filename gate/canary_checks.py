@@ -12,6 +12,7 @@ from gate.checks import Input, makers
 from gate.evidence import TARGETS, Window, pinned_environment, window_facts
 from gate.finding import Notes
 from gate.policy import CanaryBounds, Policy
+from gate.reasons import COUNTS
 from ledger.environment import environment_digest
 from ledger.fact import Fact
 from ledger.v1 import canary_pb2, gate_pb2, options_pb2, root_pb2
@@ -31,7 +32,7 @@ _WEAK: Final = (canary_pb2.VERIFICATION_METHOD_JUDGE, canary_pb2.VERIFICATION_ME
 def canary_verified(given: Input) -> Notes:
     """Check 6: inside declared bounds every task left its effect at its destination, without harm."""
     notes, evidence = Notes("canary_verified"), given.evidence
-    notes.counts = dict.fromkeys(("windows", "live_windows", "tasks", "verified", "harm"), 0)
+    notes.counts = dict.fromkeys(COUNTS["canary_verified"], 0)
     live = [window for window in evidence.windows if window.live]
     needs_live = evidence.step == options_pb2.STEP_DEFAULT
     notes.add_if(not evidence.windows or (needs_live and not live), "WINDOW_ABSENT")

@@ -1,7 +1,8 @@
 """Checks 1 to 3, rules version 1 (checks.md section 3): who it is, and whether its training is accounted for.
 
 Rules:
-1. A check is a pure function of evidence, policy and registry; it knows no clock but the prefix's.
+1. A check is a pure function of evidence, policy and receipts, as of the evidence's size; it knows no clock
+   but the prefix's.
 2. Absence is MISSING, never a smaller denominator; zero cases, tasks or rollouts never pass (laws 9 and 10).
 3. Every code noted is listed in `gate.reasons`; the state is the first that applies.
 
@@ -24,6 +25,7 @@ from gate.evidence import (
 )
 from gate.finding import Notes
 from gate.policy import Policy
+from gate.reasons import COUNTS
 from ledger.fact import Fact
 from ledger.receipt import Receipts
 from ledger.v1 import gate_pb2, options_pb2, runner_pb2
@@ -131,10 +133,8 @@ def _candidate(notes: Notes, evidence: Evidence) -> None:
 
 def makers(given: Input) -> dict[str, set[str]]:
     """Group -> controllers of those whose entries count: producer, judge, canary, gate."""
-    evidence, groups = (
-        given.evidence,
-        {"producer": set[str](), "judge": set(), "canary": set(), "gate": set()},
-    )
+    evidence = given.evidence
+    groups: dict[str, set[str]] = {"producer": set(), "judge": set(), "canary": set(), "gate": set()}
 
     def take(group: str, facts: Iterable[Fact | None]) -> None:
         groups[group].update(fact.grant.controller for fact in facts if fact is not None)
@@ -220,8 +220,7 @@ def rollout_standing(rollout: RolloutEvidence) -> str:
 def span_coverage(given: Input) -> Notes:
     """Check 2: every completed rollout shows the spans that its workflow declared."""
     notes, rollouts = Notes("span_coverage"), given.evidence.rollouts
-    counts = dict.fromkeys(("open", "cancelled", "timeout", "lost", "without_completed_attempt"), 0)
-    counts |= {"rollouts": len(rollouts), "completed": 0, "covered": 0}
+    counts = dict.fromkeys(COUNTS["span_coverage"], 0) | {"rollouts": len(rollouts)}
     families = declared_families(given)
     notes.add_if(not rollouts, "WINDOW_EMPTY")
     notes.add_if(not families or given.policy is None, "PIN_ABSENT")  # no family: nothing that must be shown
@@ -257,17 +256,7 @@ def span_coverage(given: Input) -> Notes:
 def retry_debt(given: Input) -> Notes:
     """Check 3: retries kept to what was frozen, and no attempt vanished without a word."""
     notes, rollouts = Notes("retry_debt"), given.evidence.rollouts
-    names = (
-        "attempts",
-        "expected",
-        "infrastructure",
-        "number_gaps",
-        "retries",
-        "silent",
-        "succeeded_after_retry",
-        "unexpected",
-    )
-    counts = dict.fromkeys(names, 0)
+    counts = dict.fromkeys(COUNTS["retry_debt"], 0)
     budget = (
         given.pins.retry_budget if given.pins is not None and given.pins.HasField("retry_budget") else None
     )

@@ -2,7 +2,8 @@
 
 Rules:
 1. Values only: `gate.gather` chooses them, checks read them, nobody changes them after.
-2. The evidence digest covers every fact in here: what a check reads must be in `Evidence.leaves`.
+2. The evidence digest covers every fact in here that a check may pass on (`Evidence.leaves`). Approvals,
+   pauses and candidates after the first stand outside: they can only hold an update, or name the digest.
 """
 
 from __future__ import annotations

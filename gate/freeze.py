@@ -40,7 +40,7 @@ def derive_freeze(
 
     Raises NotFoundError(NOT_PROPOSED); RefusedError(NOT_THE_PROPOSER, NOT_AN_OPERATOR, TRAINING_STARTED,
     NOT_REGISTERED, NOT_IN_FORCE, PARENT_NOT_DEFAULT, PROTECTED_OUTSIDE_HOLDOUT, REDO_NOT_ALLOWED);
-    FormatError(BAD_POLICY).
+    FormatError(BAD_POLICY); CannotTellError(RULES_UNKNOWN).
     """
     evidence = gather(receipts, update, options_pb2.STEP_CANARY, size)
     if evidence.proposal is None:

@@ -1,18 +1,18 @@
 """Choosing what counts as evidence of an update, as of a log size (checks.md section 1).
 
 Rules:
-1. Chosen, never edited: a claim counts or it does not, and what does not is an anomaly with its reason.
-2. By natural key the first by index counts. An equal repeat is an anomaly; a different one a CONFLICT.
-3. The first freeze opens the update, the last one's pins hold. Evidence made before a re-freeze or a redo
+1. Those of `gate.choosing`: chosen, never edited; by natural key the first by index counts.
+2. The first freeze opens the update, the last one's pins hold. Evidence made before a re-freeze or a redo
    stops counting for the checks whose pins changed, and for no others.
-4. Nothing is pooled, nothing is chosen among: the first evaluation, every window, the last rehearsal.
+3. Nothing is pooled, nothing is chosen among: the first evaluation, every window, the last rehearsal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+from gate.choosing import Choosing
 from gate.evidence import (
     FOREVER,
     TARGETS,
@@ -24,7 +24,7 @@ from gate.evidence import (
     pinned_environment,
 )
 from ledger.claims import Rollout, Update
-from ledger.fact import Fact, SpanFact
+from ledger.fact import Fact
 from ledger.receipt import Receipts
 from ledger.standing import verdict_at
 from ledger.v1 import canary_pb2, gate_pb2, judge_pb2, options_pb2, runner_pb2, trainer_pb2
@@ -60,19 +60,13 @@ _RESTS_ON_PINS: Final[dict[int, tuple[str, ...]]] = {
 
 
 def gather(receipts: Receipts, update: str, step: int, size: int) -> Evidence:
-    """Chooses what counts of an update for a step, from the prefix of `size` entries."""
+    """Chooses what counts of an update for a step, from the prefix of `size` entries. An update that nobody
+    named has nothing that counts."""
     return _Gathering(receipts, receipts.updates.get(update) or Update(update), step, size).run()
 
 
-class _Gathering:
+class _Gathering(Choosing):
     """One choice. Owns the Evidence until it is handed out."""
-
-    def __init__(self, receipts: Receipts, record: Update, step: int, size: int) -> None:
-        self.receipts = receipts
-        self.record = record
-        self.size = size
-        self.out = Evidence(record.id, step, size, receipts.now(size))
-        self._suspect: set[int] = set()
 
     def run(self) -> Evidence:
         out = self.out
@@ -91,51 +85,6 @@ class _Gathering:
         out.anomalies = sorted(set(out.anomalies))
         out.suspect = len(self._suspect)
         return out
-
-    # --- choosing ---
-
-    def _seen(self, facts: Iterable[Any]) -> list[Any]:
-        """Facts of the prefix whose keys are not suspect."""
-        suspects = self.receipts.suspects
-        kept = []
-        for fact in facts:
-            if fact.index < self.size:
-                if suspects.hold(fact, self.size):
-                    self._suspect.add(fact.index)
-                else:
-                    kept.append(fact)
-        return kept
-
-    def _odd(self, fact: Fact | SpanFact, code: str) -> None:
-        self.out.anomalies.append((fact.index, code))
-
-    def _by(self, facts: Iterable[Fact], names: Iterable[str], code: str) -> list[Fact]:
-        """Facts of these principals; the others' are anomalies."""
-        allowed = frozenset(names)
-        kept = []
-        for fact in facts:
-            if fact.grant.name in allowed:
-                kept.append(fact)
-            else:
-                self._odd(fact, code)
-        return kept
-
-    def _firsts(
-        self, facts: Iterable[Fact], key: Callable[[Fact], Hashable]
-    ) -> tuple[dict[Any, Fact], set[Any]]:
-        """The first fact of each natural key, and the keys that were claimed again, differently."""
-        first: dict[Any, Fact] = {}
-        conflicts: set[Any] = set()
-        for fact in facts:
-            natural = key(fact)
-            if natural not in first:
-                first[natural] = fact
-            elif first[natural].body == fact.body:
-                self._odd(fact, "REPEATED")
-            else:
-                conflicts.add(natural)
-                self._odd(fact, "CONFLICT")
-        return first, conflicts
 
     def _one(self, name: str, authors: Iterable[str]) -> Fact | None:
         """The first trainer event of a type; a different second one is a conflict."""

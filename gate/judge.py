@@ -24,9 +24,9 @@ from ledger.claims import Judgement
 from ledger.errors import RefusedError
 from ledger.fact import Fact
 from ledger.receipt import Receipts
-from ledger.v1 import gate_pb2, options_pb2
+from ledger.v1 import gate_pb2, options_pb2, trainer_pb2
 
-__all__ = ["RulesJudge", "evidence_digest", "pinned_policy"]
+__all__ = ["STEPS", "RulesJudge", "evidence_digest", "pinned_policy", "verdict_of"]
 
 STEPS: Final[Mapping[int, str]] = {options_pb2.STEP_CANARY: "canary", options_pb2.STEP_DEFAULT: "default"}
 _PROMOTES: Final[Mapping[int, int]] = {
@@ -61,6 +61,36 @@ def pinned_policy(receipts: Receipts, evidence: Evidence) -> Policy | None:
         return None
     published = receipts.registry.by_digest("policy", pins.policy_digest, evidence.size)
     return None if published is None else parse_policy(published.body.document)
+
+
+def verdict_of(
+    judgement: Judgement,
+    proposal: trainer_pb2.UpdateProposed,
+    step: options_pb2.Step.ValueType,
+    size: int,
+    root: bytes,
+) -> gate_pb2.VerdictIssued:
+    """The verdict to write for a judgement made at log `size` and its 32-byte `root`.
+
+    A PROMOTE ends with the first of the approvals that it used (checks.md section 5).
+    """
+    verdict = gate_pb2.VerdictIssued(
+        update=proposal.update,
+        step=step,
+        verdict=judgement.verdict,  # type: ignore[arg-type]  # a Verdict, kept as int in the core
+        resource=proposal.resource,
+        scope=proposal.scope,
+        log_size=size,
+        log_root=root,
+        evidence_digest=judgement.evidence_digest,
+        policy_digest=judgement.policy_digest,
+        rules=judgement.rules,
+        findings=judgement.findings,
+        findings_digest=judgement.findings_digest,
+    )
+    if judgement.verdict != gate_pb2.VERDICT_HOLD:
+        verdict.not_after = min(approval.body.expires_at for approval in judgement.approvals)
+    return verdict
 
 
 def _makers(given: checks.Input, approvals: tuple[Fact, ...]) -> frozenset[str]:

@@ -92,4 +92,6 @@ class GateLog:
         async with self._grown:
             await self._grown.wait_for(lambda: self.size >= size or self._fault is not None)
         if self._fault is not None:
-            raise FatalError("LOG_NOT_VERIFIED", f"expected a log that verifies, got {self._fault!r}")
+            raise FatalError(
+                "LOG_NOT_VERIFIED", f"expected a log that verifies, got {type(self._fault).__name__}"
+            ) from self._fault

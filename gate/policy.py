@@ -23,7 +23,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from gate.reasons import RULES
 from ledger.errors import CannotTellError, FormatError
 
-__all__ = ["Policy", "parse_policy", "policy_digest"]
+__all__ = [
+    "BeatsParent",
+    "CanaryBounds",
+    "CanaryVerified",
+    "Policy",
+    "Principals",
+    "RetryDebt",
+    "SpanCoverage",
+    "parse_policy",
+    "policy_digest",
+]
 
 _MAX_BYTES: Final = 32_768
 _MAX_MAGNITUDE: Final = 30  # of a margin, as a power of ten
@@ -33,7 +43,7 @@ _Names = Annotated[tuple[_Name, ...], Field(min_length=1)]
 _Count = Annotated[int, Field(strict=True, ge=0)]
 _Counting = Annotated[int, Field(strict=True, ge=1)]
 
-Method = Literal["READ_BACK_FILE", "READ_BACK_HTTP", "READ_BACK_SQL", "JUDGE", "HUMAN"]
+_Method = Literal["READ_BACK_FILE", "READ_BACK_HTTP", "READ_BACK_SQL", "JUDGE", "HUMAN"]
 
 
 class _Strict(BaseModel):
@@ -98,7 +108,7 @@ class CanaryVerified(_Strict):
     """Check 6."""
 
     min_tasks: _Counting
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)] = (
+    methods: Annotated[tuple[_Method, ...], Field(min_length=1)] = (
         "READ_BACK_FILE",
         "READ_BACK_HTTP",
         "READ_BACK_SQL",

@@ -212,8 +212,8 @@ def replay_export(
 ) -> tuple[Verified, Replay]:
     """Verifies an export and replays every power that was used in it; ask the `Replay` for its `result`.
 
-    The file is read twice, so that roots are kept only where a verdict names one: memory grows with open
-    updates, not with entries. `open_export` opens it from its beginning; `progress` as `verify_export`'s.
+    The file is read twice, so that roots are kept only where a verdict names one: memory grows with updates
+    and verdicts, not with entries. `open_export` opens it at its beginning; `progress` as `verify_export`'s.
     Raises VerificationError, CannotTellError, FormatError.
     """
     sizes = _VerdictSizes()

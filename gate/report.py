@@ -29,7 +29,7 @@ from gate.judge import STEPS, evidence_digest, pinned_policy
 from gate.reasons import REASONS
 from gate.score_checks import holdout_gain, protected_families, regressions
 from gate.staleness import stale_reasons
-from ledger.claims import Move
+from ledger.claims import Move, Update
 from ledger.fact import Fact
 from ledger.receipt import Receipts
 from ledger.standing import why_fallen
@@ -63,7 +63,7 @@ def state_name(state: int) -> str:
 
 def verdict_name(verdict: int) -> str:
     """`HOLD` for VERDICT_HOLD."""
-    return gate_pb2.Verdict.Name(verdict).removeprefix("VERDICT_")  # type: ignore[arg-type]
+    return gate_pb2.Verdict.Name(verdict).removeprefix("VERDICT_")  # type: ignore[arg-type]  # any int of the enum
 
 
 def at_risk(receipts: Receipts, move: Move) -> list[str]:
@@ -99,6 +99,15 @@ def _gain(counts: dict[str, int]) -> str:
     )
 
 
+def _protected(counts: dict[str, int]) -> str:
+    if counts["scored"] < counts["protected"]:  # 0 regressed of those would read as 0 of all
+        return (
+            f"{counts['regressed']} regressed of the {counts['scored']} of {counts['protected']} protected "
+            "cases scored for both"
+        )
+    return f"{counts['regressed']} of {counts['protected']} protected cases regressed"
+
+
 _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
     "identity_pinned": lambda c: (
         f"{_many(c['candidates'], 'candidate')}, {_many(c['freezes'], 'freeze')}, "
@@ -112,13 +121,13 @@ _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
         f"{c['unexpected']} unexpected of {c['retries']} retries, {c['silent']} silent failures"
     ),
     "beats_parent": _gain,
-    "protected_cases": lambda c: f"{c['regressed']} of {c['protected']} protected cases regressed",
+    "protected_cases": _protected,
     "canary_verified": lambda c: (
         f"{c['verified']} of {c['tasks']} effects verified, harm {c['harm']}" if c["windows"] else "no window"
     ),
     "rollback_and_authority": lambda c: (
-        f"{c['rehearsals']} of {_many(c['windows'], 'window')} rehearsed the way back, "
-        f"{c['fulfilling']} of {_many(c['approvals'], 'approval')} as it must be"
+        f"way back rehearsed in {c['rehearsals']} of {_many(c['windows'], 'window')}, "
+        f"{_many(c['fulfilling'], 'approval')} of {c['approvals']} in force for it"
     ),
 }
 
@@ -127,13 +136,16 @@ _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
 
 
 def receipt_document(receipts: Receipts, update: str, size: int) -> dict[str, Any]:
-    """The receipt of an update as of `size`: before, during, after, anomalies. JSON types only."""
+    """The receipt of an update as of `size`: before, during, after, anomalies. JSON types only.
+
+    Whether a verdict stands is told as of the fold's own size.
+    """
     evidence = gather(receipts, update, options_pb2.STEP_DEFAULT, size)
     given = Input(receipts, evidence, pinned_policy(receipts, evidence))
     return {
         "update": update,
         "as_of": {"size": size, "recorded_at": evidence.now},
-        "before": _before(evidence),
+        "before": _before(receipts, evidence),
         "during": _during(given),
         "after": _after(given),
         "anomalies": [{"index": index, "code": code} for index, code in evidence.anomalies],
@@ -164,6 +176,7 @@ def frame_of(receipt: Mapping[str, Any], step: str) -> dict[str, Any]:
         "canary_windows": [
             f"{window['started']['claim']['window']} ({'LIVE' if window['live'] else 'REHEARSAL'})"
             for window in receipt["after"]["windows"]
+            if step == "default" or not window["live"]  # step canary reads rehearsals only
         ],
         "log_size": receipt["as_of"]["size"],
     }
@@ -189,15 +202,20 @@ def _hex(message: Any, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fact(fact: Fact | None) -> dict[str, Any] | None:
-    if fact is None:
-        return None
+    return None if fact is None else _shown(fact)
+
+
+def _shown(fact: Fact) -> dict[str, Any]:
     said = {"index": fact.index, "recorded_at": fact.recorded_at, "by": fact.grant.name}
     return said | {"controller": fact.grant.controller, "claim": digests_as_hex(fact.body)}
 
 
-def _before(evidence: Evidence) -> dict[str, Any]:
+def _before(receipts: Receipts, evidence: Evidence) -> dict[str, Any]:
+    record = receipts.updates.get(evidence.update)
+    refused = record.of("update_refused") if record is not None else []
     return {
         "proposed": _fact(evidence.proposal),
+        "refusals": [_fact(fact) for fact in refused if fact.index < evidence.size],
         "freezes": [_fact(fact) for fact in evidence.freezes],
         "pauses": [
             {"paused": pause.index, "cause": pause.body.cause, "resumed": resume.index if resume else None}
@@ -294,11 +312,11 @@ def _after(given: Input) -> dict[str, Any]:
         "cases_with_both_means": None if means is None else len(set(means.parent) & set(means.candidate)),
         "protected_cases_fallen": list(_fallen(given)),
         "windows": [_window(window) for window in evidence.windows],
-        "approvals": [_approval(given.receipts, evidence.update, fact) for fact in _approvals(given)],
+        "approvals": list(_approvals(given)),
         "evidence_digest": {STEPS[evidence.step]: evidence_digest(evidence).hex()},
         "policy_digest": policy_digest.hex() or None,
-        "verdicts": list(_verdicts(given.receipts, evidence)),
-        "rolled_back": list(given.receipts.update(evidence.update).rolled_back),
+        "verdicts": list(_verdicts(given)),
+        "rolled_back": [index for index in _record(given).rolled_back if index < evidence.size],
     }
 
 
@@ -317,18 +335,21 @@ def _fallen(given: Input) -> Iterable[dict[str, Any]]:
                 }
 
 
-def _approvals(given: Input) -> Iterable[Fact]:
-    record = given.receipts.updates.get(given.evidence.update)
-    facts = record.of("approval_granted") if record is not None else []
-    return [fact for fact in facts if fact.index < given.evidence.size]
+def _record(given: Input) -> Update:
+    """What is claimed of the update, the empty record where nothing is: asking makes none."""
+    return given.receipts.updates.get(given.evidence.update) or Update(given.evidence.update)
 
 
-def _approval(receipts: Receipts, update: str, fact: Fact) -> dict[str, Any]:
-    withdrawn = any(
-        (w.grant.name, w.body.approval) == (fact.grant.name, fact.body.approval)
-        for w in receipts.update(update).of("approval_withdrawn")
-    )
-    return {**(_fact(fact) or {}), "withdrawn": withdrawn}
+def _approvals(given: Input) -> Iterable[dict[str, Any]]:
+    record, size = _record(given), given.evidence.size
+    withdrawn = {
+        (fact.grant.name, fact.body.approval)
+        for fact in record.of("approval_withdrawn")
+        if fact.index < size and not given.receipts.suspects.hold(fact, size)
+    }
+    for fact in record.of("approval_granted"):
+        if fact.index < size:
+            yield _shown(fact) | {"withdrawn": (fact.grant.name, fact.body.approval) in withdrawn}
 
 
 def _window(window: Window) -> dict[str, Any]:
@@ -345,11 +366,12 @@ def _window(window: Window) -> dict[str, Any]:
     }
 
 
-def _verdicts(receipts: Receipts, evidence: Evidence) -> Iterable[dict[str, Any]]:
-    record = receipts.updates.get(evidence.update)
-    for verdict in record.verdicts if record is not None else []:
+def _verdicts(given: Input) -> Iterable[dict[str, Any]]:
+    for verdict in _record(given).verdicts:
+        if verdict.fact.index >= given.evidence.size:
+            continue
         body = verdict.fact.body
-        fallen = why_fallen(receipts, verdict, evidence.now)
+        fallen = why_fallen(given.receipts, verdict, given.evidence.now)
         yield {
             "index": verdict.fact.index,
             "step": STEPS.get(body.step),

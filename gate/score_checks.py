@@ -101,7 +101,7 @@ def _case_mean(notes: Notes, evaluation: Evaluation, case: str, min_trials: int)
     return sum(scores, Fraction(0)) / len(scores) if scores else None
 
 
-def holdout_cases(given: Input) -> list[str] | None:
+def _holdout_cases(given: Input) -> list[str] | None:
     """Case ids of the frozen holdout, in order; None where it is not pinned or not registered."""
     pins = given.pins
     if pins is None or not pins.HasField("holdout_digest"):
@@ -114,7 +114,7 @@ def holdout_cases(given: Input) -> list[str] | None:
 
 def holdout_gain(given: Input, notes: Notes) -> tuple[Means | None, Fraction | None]:
     """Means and exact gain over all holdout cases; the gain is None unless every case has both means."""
-    cases = holdout_cases(given)
+    cases = _holdout_cases(given)
     notes.add_if(cases is None, "PIN_ABSENT")
     means = _means(given, notes, 4, cases or ())
     if means is None or not cases or not all(c in means.parent and c in means.candidate for c in cases):
@@ -126,7 +126,7 @@ def beats_parent(given: Input) -> Notes:
     """Check 4: on the locked holdout the candidate beats its exact parent by more than the margin."""
     notes = Notes("beats_parent")
     means, gain = holdout_gain(given, notes)
-    cases = holdout_cases(given) or []
+    cases = _holdout_cases(given) or []
     notes.add_if(not cases, "CASE_UNSCORED")
     scored = [c for c in cases if means is not None and c in means.parent and c in means.candidate]
     gains = [means.gain(case) for case in scored] if means is not None else []

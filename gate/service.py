@@ -6,35 +6,52 @@ Rules:
    between, and answers ABORTED otherwise (law 14).
 3. Nothing void is written: a move is judged by the auditor's own function before it is sent.
 4. Evaluating prints; recording a verdict is asked for explicitly.
+5. Calls have their turn one after the other. Who may not call waits for none, and one principal may have so
+   many waiting and no more: a rollback is for bad days.
+6. What the ledger's connection reports is the operator's to read; callers learn that the ledger is away.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
 import grpc.aio
 
 from clients.ids import RANDOM_BYTES, uuid7
-from clients.ledger import Condition, LedgerClient
+from clients.ledger import LedgerClient
 from gate.freeze import derive_freeze
-from gate.judge import STEPS, RulesJudge
+from gate.judge import STEPS, RulesJudge, verdict_of
 from gate.log import GateLog
 from gate.report import sentence
 from gate.v1 import gate_pb2 as service_pb2
 from gate.v1 import gate_pb2_grpc
 from ledger.claims import Judgement, VerdictRecord
-from ledger.errors import FatalError, NotFoundError, RefusedError
+from ledger.errors import FatalError, NotFoundError, OverloadedError, RefusedError
 from ledger.fact import Fact
 from ledger.standing import promotion_fault
-from ledger.touches import judgment_keys, pointer_key
+from ledger.touches import Condition, judgment_keys, pointer_key
 from ledger.trust import role_name
 from ledger.v1 import event_pb2, gate_pb2, options_pb2
 from ledger.wire import peer_name
 
 __all__ = ["GateService"]
+
+_log = logging.getLogger("gate")
+
+_MAY_FREEZE: Final = frozenset({options_pb2.ROLE_TRAINER, options_pb2.ROLE_OPERATOR})
+_MAY_EVALUATE: Final = frozenset(options_pb2.Role.values()) - {
+    options_pb2.ROLE_UNSPECIFIED,
+    options_pb2.ROLE_TRAINER,
+}
+_MAY_MOVE: Final = frozenset({options_pb2.ROLE_OPERATOR, options_pb2.ROLE_APPROVER})
+_MAX_WAITING: Final = 16  # calls of one principal
+_AGAIN: Final = 0.5  # seconds
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -64,27 +81,28 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
         self._random = random
         self._judge = RulesJudge()
         self._turn = asyncio.Lock()
+        self._waiting: Counter[str] = Counter()  # calls by principal
 
     # --- who asks, and at what size -----------------------------------------------------------------------
 
-    def _caller(self, context: _Context, allowed: frozenset[int] | None = None) -> tuple[str, int]:
+    def _caller(self, context: _Context, allowed: frozenset[int]) -> tuple[str, int]:
+        """Name and role of the caller. Raises RefusedError(PEER_UNKNOWN, MAY_NOT_CALL)."""
         name = peer_name(context, self._domain)
         grants = [grant for (held, _), grant in self._log.authority.grants.items() if held == name]
         if not any(grant.revocation is None for grant in grants):
             raise RefusedError("PEER_UNKNOWN", f"expected a principal with a key in force, got {name}")
         role = grants[0].role
-        if allowed is not None and role not in allowed:
+        if role not in allowed:
             words = ", ".join(sorted(role_name(number) for number in allowed))
             raise RefusedError(
                 "MAY_NOT_CALL", f"expected a caller of role {words}, got {name}, {role_name(role)}"
             )
         return name, role
 
-    async def _latest(self) -> int:
-        """Verifies up to the ledger's latest checkpoint; the size to judge at."""
+    async def _latest(self) -> None:
+        """Verifies up to the ledger's latest checkpoint, at least."""
         checkpoint = await self._client.get_checkpoint()
         await self._log.reached(checkpoint.size)
-        return self._log.size
 
     async def _write(self, body: Any, field: str, condition: Condition | None) -> int:
         event = event_pb2.Event(
@@ -94,17 +112,44 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
         await self._log.reached(placed.first_index + 1)
         return placed.first_index
 
+    @asynccontextmanager
+    async def _turn_of(self, context: _Context, allowed: frozenset[int]) -> AsyncIterator[tuple[str, int]]:
+        """The turn of a caller of an allowed role, at the latest size; yields name and role."""
+        name = peer_name(context, self._domain)
+        try:
+            if name not in self._log.authority.roles:  # granted just now, or never
+                await self._latest()
+            self._caller(context, allowed)
+            if self._waiting[name] >= _MAX_WAITING:
+                raise OverloadedError(
+                    "QUOTA_EXCEEDED",
+                    f"expected up to {_MAX_WAITING} calls of {name} to wait, got one more",
+                    _AGAIN,
+                )
+            self._waiting[name] += 1
+            try:
+                async with self._turn:
+                    await self._latest()
+                    yield self._caller(context, allowed)
+            finally:
+                self._waiting[name] -= 1
+                if not self._waiting[name]:
+                    del self._waiting[name]
+        except OverloadedError as error:
+            if error.reason == "QUOTA_EXCEEDED":
+                raise
+            _log.warning("the ledger does not answer: %s", error)
+            raise OverloadedError(
+                "LEDGER_AWAY", "expected a ledger that answers, got none", _AGAIN
+            ) from error
+
     # --- Freeze -------------------------------------------------------------------------------------------
 
     async def Freeze(
         self, request: service_pb2.FreezeRequest, context: _Context
     ) -> service_pb2.FreezeResponse:
         """Fixes the identity of a proposed update."""
-        async with self._turn:
-            await self._latest()
-            name, role = self._caller(
-                context, frozenset({options_pb2.ROLE_TRAINER, options_pb2.ROLE_OPERATOR})
-            )
+        async with self._turn_of(context, _MAY_FREEZE) as (name, role):
             size = self._log.size
             try:
                 frozen = derive_freeze(
@@ -136,10 +181,7 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
         self, request: service_pb2.EvaluateRequest, context: _Context
     ) -> service_pb2.EvaluateResponse:
         """Judges an update at the latest size; records the verdict only if asked to."""
-        async with self._turn:
-            await self._latest()
-            everybody = frozenset(options_pb2.Role.values()) - {options_pb2.ROLE_TRAINER}
-            self._caller(context, everybody)
+        async with self._turn_of(context, _MAY_EVALUATE):
             if request.step not in STEPS:
                 raise RefusedError("BAD_STEP", f"expected STEP_CANARY or STEP_DEFAULT, got {request.step}")
             verdict = self._verdict(request.update, request.step)
@@ -173,23 +215,7 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
                 "GATE_NOT_INDEPENDENT",
                 f"expected a gate that made none of the evidence, got one of {controller}",
             )
-        verdict = gate_pb2.VerdictIssued(
-            update=update,
-            step=step,
-            verdict=judgement.verdict,  # type: ignore[arg-type]  # a Verdict, kept as int in the core
-            resource=proposal.body.resource,
-            scope=proposal.body.scope,
-            log_size=size,
-            log_root=self._log.tree.root(size),
-            evidence_digest=judgement.evidence_digest,
-            policy_digest=judgement.policy_digest,
-            rules=judgement.rules,
-            findings=judgement.findings,
-            findings_digest=judgement.findings_digest,
-        )
-        if judgement.verdict != gate_pb2.VERDICT_HOLD:
-            verdict.not_after = min(approval.body.expires_at for approval in judgement.approvals)
-        return verdict
+        return verdict_of(judgement, proposal.body, step, size, self._log.tree.root(size))
 
     # --- Promote ------------------------------------------------------------------------------------------
 
@@ -197,11 +223,7 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
         self, request: service_pb2.PromoteRequest, context: _Context
     ) -> service_pb2.PromoteResponse:
         """Moves the approved default; a promotion that landed already is answered with its place."""
-        async with self._turn:
-            await self._latest()
-            name, role = self._caller(
-                context, frozenset({options_pb2.ROLE_OPERATOR, options_pb2.ROLE_APPROVER})
-            )
+        async with self._turn_of(context, _MAY_MOVE) as (name, role):
             record = self._verdict_record(request)
             verdict: gate_pb2.VerdictIssued = record.fact.body
             if role == options_pb2.ROLE_APPROVER:
@@ -268,9 +290,7 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
         self, request: service_pb2.RollBackRequest, context: _Context
     ) -> service_pb2.RollBackResponse:
         """Undoes the top promotion on a recorded request. Needs no fresh evidence: it is for bad days."""
-        async with self._turn:
-            await self._latest()
-            self._caller(context, frozenset({options_pb2.ROLE_OPERATOR, options_pb2.ROLE_APPROVER}))
+        async with self._turn_of(context, _MAY_MOVE):
             receipts, size = self._log.receipts, self._log.size
             asked = receipts.pointers.request(request.request_index)
             stack = receipts.pointers.stack(request.resource, request.scope)

@@ -67,10 +67,8 @@ def stale_reasons(receipts: Receipts, evidence: Evidence) -> dict[str, set[str]]
         ):
             add(reason, (2,))
     for target, (reason, checks) in _TARGETS.items():
-        now, pinned = (
-            receipts.registry.environment_in_force(target, pins.scope, evidence.size),
-            pinned_environment(pins).get(target),
-        )
+        now = receipts.registry.environment_in_force(target, pins.scope, evidence.size)
+        pinned = pinned_environment(pins).get(target)
         if now is None or pinned is None:
             continue
         if pinned != now:

@@ -25,7 +25,7 @@ from ledger.batch import MAX_EVENT_BYTES
 from ledger.errors import FormatError
 from ledger.v1 import event_pb2, options_pb2
 
-__all__ = ["MAX_SCORES", "admit", "body_of", "parse_event"]
+__all__ = ["MAX_SCORES", "admit", "parse_event"]
 
 MAX_SCORES: Final = 500  # of one EvaluationRecorded
 _MAX_TEXT: Final = 4096  # bytes of UTF-8
@@ -79,13 +79,12 @@ def parse_event(data: bytes) -> event_pb2.Event:
         ) from error
 
 
-def body_of(event: event_pb2.Event) -> str | None:
-    """The name of the event's body field, such as `rollout_enqueued`; None for a type unknown here."""
-    return event.WhichOneof("body")
-
-
 def admit(data: bytes) -> event_pb2.Event:
-    """Parses and checks an event at the door. Raises FormatError with the field's path in the message."""
+    """Parses and checks an event at the door.
+
+    Raises FormatError: EVENT_SIZE, MALFORMED_EVENT, UNKNOWN_FIELD, BAD_FIELD, NONFINITE_VALUE; the last two
+    with the field's path in the message.
+    """
     if not 1 <= len(data) <= MAX_EVENT_BYTES:
         raise FormatError("EVENT_SIZE", f"expected 1 to {MAX_EVENT_BYTES} bytes, got {len(data)}")
     event = parse_event(data)
@@ -240,14 +239,14 @@ def _oneof_rule(oneof: OneofDescriptor) -> _Rule | None:
     return rule
 
 
-def _part_rule(message: Message, path: str) -> None:
-    if message.number > message.of:  # type: ignore[attr-defined]  # registered for Part only
-        _fail(path, "a part number of at most `of`", message.number)  # type: ignore[attr-defined]
+def _part_rule(message: Any, path: str) -> None:
+    if message.number > message.of:
+        _fail(path, "a part number of at most `of`", message.number)
 
 
-def _scores_rule(message: Message, path: str) -> None:
-    if len(message.scores) > MAX_SCORES:  # type: ignore[attr-defined]  # registered for EvaluationRecorded only
-        _fail(f"{path}.scores", f"at most {MAX_SCORES} scores a part", f"{len(message.scores)}")  # type: ignore[attr-defined]
+def _scores_rule(message: Any, path: str) -> None:
+    if len(message.scores) > MAX_SCORES:
+        _fail(f"{path}.scores", f"at most {MAX_SCORES} scores a part", f"{len(message.scores)}")
 
 
 def _span_rule(message: Any, path: str) -> None:
@@ -271,6 +270,7 @@ def _one_segment_rule(message: Any, path: str) -> None:
         _fail(f"{path}.scope.segment", "one segment: only publications are for all", "*")
 
 
+# Message -> what its fields cannot say one by one.
 _EXTRA: Final[dict[str, _Rule]] = {
     "ledger.v1.SpanRecorded": _span_rule,
     "ledger.v1.BaselineAdopted": _one_segment_rule,

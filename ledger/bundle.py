@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from ledger.batch import batch_text, event_root
-from ledger.checkpoint import Checkpoint
+from ledger.checkpoint import Checkpoint, open_note
 from ledger.entry import MAX_ENTRY_BYTES, Entry, Opening, decode_entry
 from ledger.errors import CannotTellError, FormatError, InputError, VerificationError
 from ledger.export import MAX_CHECKPOINT_BYTES
 from ledger.fold import read_event
-from ledger.head import check_signatures, open_note
+from ledger.head import check_signatures
 from ledger.merkle import HASH_BYTES, leaf_hash, path, verify_inclusion
 from ledger.trust import Authority, Grant, TrustDocument
 from ledger.v1 import event_pb2
@@ -106,7 +106,10 @@ class Present:
 def make_claim(
     index: int, entry_at: Callable[[int], bytes], inclusion_of: Callable[[int], Sequence[bytes]]
 ) -> Claim:
-    """The claim for the entry at `index`; the callables give an entry and its inclusion proof by index."""
+    """The claim for the entry at `index`; the callables give an entry and its inclusion proof by index.
+
+    Raises FormatError: BAD_BUNDLE where no batch opens at index - offset, and what `decode_entry` raises.
+    """
     data = entry_at(index)
     offset = decode_entry(data).offset
     first = entry_at(index - offset)

@@ -37,6 +37,7 @@ __all__ = [
     "Checkpoint",
     "cosign",
     "open_checkpoint",
+    "open_note",
     "parse_checkpoint_text",
     "sign_checkpoint",
     "verify_cosignatures",
@@ -96,8 +97,19 @@ def sign_checkpoint(checkpoint: Checkpoint, key: SigningKey) -> bytes:
 def open_checkpoint(data: bytes, key: VerifierKey) -> Checkpoint:
     """The checkpoint in the signed note `data`, by the log that `key` (type 1) belongs to.
 
-    Raises VerificationError: V5 for the text, the origin (OTHER_ORIGIN) and a size of 0 (EMPTY_LOG), V6 for
-    the signature lines. The root and the cosignatures are the caller's to check.
+    Raises VerificationError: what `open_note` raises, V6 for the signature. The root and the cosignatures are
+    the caller's to check.
+    """
+    note, checkpoint = open_note(data, key.name)
+    note.verify([key])
+    return checkpoint
+
+
+def open_note(data: bytes, origin: str) -> tuple[Note, Checkpoint]:
+    """V5: the signed note, not yet verified, and the checkpoint in it.
+
+    Whether size and root are the log's is for whoever counted. Raises VerificationError V5: OTHER_ORIGIN,
+    EMPTY_LOG, or what the parsers find; V6 for signature lines that do not parse.
     """
     try:
         note = parse_note(data)
@@ -105,12 +117,11 @@ def open_checkpoint(data: bytes, key: VerifierKey) -> Checkpoint:
     except FormatError as error:
         step = "V6" if error.reason in _SIGNATURE_REASONS else "V5"
         raise VerificationError(step, error.reason, error.message) from error
-    if checkpoint.origin != key.name:
-        raise VerificationError("V5", "OTHER_ORIGIN", f"expected {key.name}, got {checkpoint.origin}")
+    if checkpoint.origin != origin:
+        raise VerificationError("V5", "OTHER_ORIGIN", f"expected {origin}, got {checkpoint.origin}")
     if not checkpoint.size:
         raise VerificationError("V5", "EMPTY_LOG", "expected a size of 1 or more, got 0")
-    note.verify([key])
-    return checkpoint
+    return note, checkpoint
 
 
 def cosign(text: bytes, key: SigningKey, timestamp: int) -> bytes:

@@ -22,7 +22,7 @@ from typing import Final
 
 from ledger.batch import MAX_BATCH_EVENTS, MAX_EVENT_BYTES, STREAM_BYTES, check_batch_shape
 from ledger.errors import FormatError
-from ledger.merkle import HASH_BYTES
+from ledger.merkle import HASH_BYTES, LEAF_PREFIX, leaf_hash
 from ledger.note import check_name
 
 __all__ = [
@@ -196,12 +196,12 @@ def place_batch(
         raise FormatError("BAD_COUNT", f"expected a count of {len(events)}, got {opening.count}")
     _check_width("last index", first_index + len(events) <= _U64_END)
     first = encode_entry(Entry(first_index, recorded_at, previous, 0, opening, events[0]))
-    leaf = sha256(b"\x00" + first).digest()
+    leaf = leaf_hash(first)
     entries, leaves = [first], [leaf]
     pack = ENTRY_HEADER.pack
     for offset in range(1, len(events)):
         entry = pack(ENTRY_VERSION, first_index + offset, recorded_at, leaf, offset) + events[offset]
-        leaf = sha256(b"\x00" + entry).digest()
+        leaf = sha256(LEAF_PREFIX + entry).digest()
         entries.append(entry)
         leaves.append(leaf)
     return entries, leaves

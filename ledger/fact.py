@@ -51,9 +51,4 @@ class Suspects:
             return False
         key = fact.grant.key
         revocation = self._revoked.get((key.name, key.key_id))
-        return (
-            revocation is not None
-            and revocation.index < size
-            and revocation.suspect_from is not None
-            and revocation.suspect_from <= fact.index
-        )
+        return revocation is not None and revocation.covers(fact.index, size)

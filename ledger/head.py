@@ -1,6 +1,5 @@
-"""A checkpoint judged: steps V5, V6 and V7 of the verifier (design section 9).
+"""A checkpoint judged: steps V6 and V7 of the verifier (design section 9); V5 is `checkpoint.open_note`.
 
-V5  text, origin, size of at least 1 (whether size and root are the log's is for whoever counted)
 V6  signed by the ledger key in force at that size, and a quorum of witnesses
 V7  consistent with the remembered checkpoint
 
@@ -16,35 +15,12 @@ Remembering is the caller's: per origin the signed note, replaced only after a f
 
 from __future__ import annotations
 
-from typing import Final
-
 from ledger.checkpoint import Checkpoint, parse_checkpoint_text, verify_cosignatures
 from ledger.errors import FormatError, VerificationError
 from ledger.note import Note, VerifierKey, parse_note
 from ledger.trust import TrustDocument
 
-__all__ = ["check_continues", "check_signatures", "open_note", "parse_remembered"]
-
-_SIGNATURE_LINE_REASONS: Final = frozenset({"BAD_SIGNATURE_LINE", "TOO_MANY_SIGNATURES"})
-
-
-def open_note(data: bytes, origin: str) -> tuple[Note, Checkpoint]:
-    """V5: the note, not yet verified, and the checkpoint in it.
-
-    Raises VerificationError V5: OTHER_ORIGIN, EMPTY_LOG, or what the parsers find; V6 for signature lines
-    that do not parse.
-    """
-    try:
-        note = parse_note(data)
-        checkpoint = parse_checkpoint_text(note.text)
-    except FormatError as error:
-        step = "V6" if error.reason in _SIGNATURE_LINE_REASONS else "V5"
-        raise VerificationError(step, error.reason, error.message) from error
-    if checkpoint.origin != origin:
-        raise VerificationError("V5", "OTHER_ORIGIN", f"expected {origin}, got {checkpoint.origin}")
-    if not checkpoint.size:
-        raise VerificationError("V5", "EMPTY_LOG", "expected a size of 1 or more, got 0")
-    return note, checkpoint
+__all__ = ["check_continues", "check_signatures", "parse_remembered"]
 
 
 def check_signatures(note: Note, ledger_key: VerifierKey, trust: TrustDocument) -> tuple[str, ...]:

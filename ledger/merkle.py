@@ -23,6 +23,7 @@ from ledger.errors import FormatError
 __all__ = [
     "EMPTY_ROOT",
     "HASH_BYTES",
+    "LEAF_PREFIX",
     "Frontier",
     "Tree",
     "leaf_hash",
@@ -36,13 +37,14 @@ __all__ = [
 HASH_BYTES: Final = 32
 EMPTY_ROOT: Final = sha256(b"").digest()
 
-_LEAF: Final = b"\x00"
+#: What keeps leaves apart from nodes. For loops that cannot afford the call of `leaf_hash`.
+LEAF_PREFIX: Final = b"\x00"
 _NODE: Final = b"\x01"
 
 
 def leaf_hash(data: bytes) -> bytes:
     """SHA-256(00 ‖ data)."""
-    return sha256(_LEAF + data).digest()
+    return sha256(LEAF_PREFIX + data).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:

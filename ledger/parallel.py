@@ -29,8 +29,9 @@ from ledger.verify import Batch, Verifier, open_export
 __all__ = ["judge_range", "verify_export_parallel"]
 
 _RANGE_BYTES: Final = 1 << 21
-# A range without any beginning of a batch is no log's; it is handed on to be refused.
-_MOST_RANGES_HELD: Final = 8
+# Bytes, far above any batch: what is longer without a batch's beginning is no log's, and is handed on to be
+# refused.
+_MOST_HELD: Final = 1 << 24
 
 _Waiting: TypeAlias = tuple[Future[Clean | None], Keys, bytes]
 
@@ -89,7 +90,7 @@ def _ranges(chunks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
         if len(held) < size:
             continue
         cut, count = _last_beginning(held)
-        if not cut and len(held) > _MOST_RANGES_HELD * _RANGE_BYTES:
+        if not cut and len(held) > _MOST_HELD:
             cut = len(held)
         if cut:
             yield count, bytes(held[:cut])

@@ -6,7 +6,8 @@ Rules:
 2. Verdicts and pointer moves are judged once, at their own index, by the judge that was handed in. What does
    not hold is void: skipped here, reported by replay.
 3. `latest candidate` and `approved default` are two things (law 13). No default is None, never a candidate.
-4. Memory grows with updates and their rollouts, not with the log: rollouts of no update leave only their id.
+4. Memory grows with updates and their rollouts, not with the log: rollouts of no update leave only their id,
+   a recorded_at 16 bytes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ _MAY_FELL: Final = _PUBLICATIONS | {
 
 
 class Receipts:
-    """The fold. `root_at(size)` gives the log's root at an earlier size; the tree is somebody else's."""
+    """The fold. `root_at(size)` gives the log's root at an earlier size; the tree is somebody else's.
+
+    Owned by whoever feeds `apply`; everybody else only asks.
+    """
 
     def __init__(self, judge: Judge, root_at: Callable[[int], bytes]) -> None:
         self.judge = judge
@@ -251,7 +255,7 @@ class Receipts:
     # --- asking --------------------------------------------------------------------------------------------
 
     def now(self, size: int) -> int:
-        """recorded_at of the last entry of a prefix, in microseconds: the only clock of a verdict."""
+        """recorded_at of the last entry of a prefix, in microseconds: a verdict's only clock; 0 at size 0."""
         position = bisect_right(self._times_from, size - 1)
         return self._times[position - 1] if position else 0
 

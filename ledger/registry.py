@@ -36,7 +36,7 @@ class Publication:
         return self.facts[0].body
 
 
-def environment_kind(target: int) -> str:
+def _environment_kind(target: int) -> str:
     """The kind under which an environment target is kept."""
     return f"{_ENVIRONMENT}/{target}"
 
@@ -66,7 +66,7 @@ class Registry:
             case "tool_contract_published":
                 self._publish("tool_contract", body.digest, body.scope, (fact,))
             case "environment_changed":
-                self._publish(environment_kind(body.target), body.new_digest, body.scope, (fact,))
+                self._publish(_environment_kind(body.target), body.new_digest, body.scope, (fact,))
             case "snapshot_published":
                 holdout = body.purpose == operator_pb2.SNAPSHOT_PURPOSE_HOLDOUT
                 self._part("holdout" if holdout else "train", fact)
@@ -109,7 +109,7 @@ class Registry:
 
     def environment_in_force(self, target: int, scope: options_pb2.Scope, size: int) -> bytes | None:
         """The digest in force of an environment target; None where nobody said."""
-        found = self.in_force(environment_kind(target), scope, size)
+        found = self.in_force(_environment_kind(target), scope, size)
         return None if found is None else found.digest
 
     def by_digest(self, kind: str, digest: bytes, size: int) -> Publication | None:

@@ -157,7 +157,7 @@ def promotion_fault(history: Receipts, fact: Fact, alone: bool) -> str | None:
 
 
 def live_fault(history: Receipts, fact: Fact) -> str | None:
-    """Why a LIVE window that starts at this place does not count."""
+    """Why a LIVE window that starts at this place does not count; None if it does."""
     live = fact.body.live
     record = verdict_at(history, fact.body.update, live.verdict_index)
     if record is None or record.void is not None:

@@ -2,8 +2,8 @@
 
 Rules:
 1. `touches` is read from the event alone, so server, gate and auditor name the same keys.
-2. Runner events and rewards touch no key: however many stream in, they abort nothing. (They cannot change a
-   verdict either: after the data cut-off they do not count.)
+2. Runner events, rewards and erasures touch no key: however many stream in, they abort nothing. (They cannot
+   change a verdict either: after the data cut-off they do not count, and no check reads a blob.)
 3. A judgment (verdict, pointer move, LIVE window) rests on everything that could change it. The ledger
    applies that condition whether or not the author sends it; an auditor applies it again.
 4. A baseline rests on there never having been one (law 13).
@@ -30,6 +30,7 @@ __all__ = [
     "scope_key",
     "touches",
     "update_key",
+    "workflow_key",
 ]
 
 AUTHORITY: Final = "authority"
@@ -56,6 +57,11 @@ def update_key(update: str) -> str:
 def scope_key(scope: options_pb2.Scope) -> str:
     """`scope/<workflow>/<segment>`, the segment `*` included."""
     return f"scope/{scope.workflow}/{scope.segment}"
+
+
+def workflow_key(workflow: str) -> str:
+    """`scope/<workflow>/*`: what is published for all segments, and the workflow itself."""
+    return f"scope/{workflow}/*"
 
 
 def pointer_key(resource: str, scope: options_pb2.Scope) -> str:
@@ -88,7 +94,7 @@ def _scope(body: Any) -> tuple[str, ...]:
 
 
 def _workflow(body: Any) -> tuple[str, ...]:
-    return (f"scope/{body.workflow}/*",)
+    return (workflow_key(body.workflow),)
 
 
 def _pointer(body: Any) -> tuple[str, ...]:
@@ -165,7 +171,7 @@ def judgment_keys(update: str, resource: str, scope: options_pb2.Scope) -> tuple
         pointer_key(resource, scope),
         update_key(update),
         scope_key(scope),
-        f"scope/{scope.workflow}/*",
+        workflow_key(scope.workflow),
         AUTHORITY,
     )
 

@@ -205,6 +205,10 @@ class Revocation:
     index: int
     suspect_from: int | None
 
+    def covers(self, index: int, size: int) -> bool:
+        """Whether an entry of the key at `index` stopped counting, as of a log of `size` entries."""
+        return self.index < size and self.suspect_from is not None and self.suspect_from <= index
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -222,16 +226,6 @@ class Grant:
     def name(self) -> str:
         """The principal."""
         return self.key.name
-
-    def suspect(self, index: int, size: int) -> bool:
-        """Whether an entry of this key at `index` stopped counting, as of a log of `size` entries."""
-        revoked = self.revocation
-        return (
-            revoked is not None
-            and revoked.index < size
-            and revoked.suspect_from is not None
-            and revoked.suspect_from <= index
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from hashlib import sha256
 from typing import Final, NoReturn
 
 from ledger.batch import MAX_BATCH_BYTES, MAX_EVENT_BYTES, batch_text
+from ledger.checkpoint import open_note
 from ledger.entry import (
     ENTRY_HEADER,
     ENTRY_VERSION,
@@ -43,8 +44,8 @@ from ledger.entry import (
 from ledger.errors import CannotTellError, FormatError, InputError, VerificationError
 from ledger.export import BinaryReader, read_export
 from ledger.fold import Fold, Reader, read_event
-from ledger.head import check_continues, check_signatures, open_note, parse_remembered
-from ledger.merkle import HASH_BYTES, Frontier, root
+from ledger.head import check_continues, check_signatures, parse_remembered
+from ledger.merkle import HASH_BYTES, LEAF_PREFIX, Frontier, root
 from ledger.trust import KEY_EVENTS, WRITER, Authority, Grant, TrustDocument, parse_trust_document
 from ledger.v1 import event_pb2
 from ledger.verified import Clean, Keys, Verified
@@ -59,7 +60,6 @@ __all__ = [
     "verify_export",
 ]
 
-_LEAF: Final = b"\x00"
 _HEADER_BYTES: Final = ENTRY_HEADER.size
 # `decode_entry` finds these before index and link are compared; the steps' order is kept by looking again.
 _LATE_REASONS: Final = frozenset({"BAD_TIME", "BAD_OFFSET"})
@@ -319,9 +319,9 @@ class Verifier:
                 self._judge(batch, event, body)
         except InputError as error:
             raise self._fault("V4", error.reason, error.message) from error
-        self._leaf = leaf = sha256(_LEAF + entry).digest()
+        self._leaf = leaf = sha256(LEAF_PREFIX + entry).digest()
         batch.leaves.append(leaf)
-        batch.event_leaves.append(sha256(_LEAF + data).digest())
+        batch.event_leaves.append(sha256(LEAF_PREFIX + data).digest())
         if self._fold is not None:
             batch.events.append(event)
         self._index += 1

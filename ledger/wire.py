@@ -4,8 +4,10 @@ Rules kept here:
 
 - One table says which code an error has; the way back reads code, domain and reason, never message text.
 - Details stay below 8 KiB, the limit of a metadata block; a message that is too long is cut, never dropped.
+- Bytes that are no request are the caller's fault: MALFORMED_REQUEST, judged before a handler sees them.
 - What is not an `AssayError` leaves no text: the caller gets INTERNAL, the operator gets the log line.
-- A transport failure is nobody's judgment: it comes back as "send the same again".
+- A transport failure is nobody's judgment: it comes back as "send the same again". gRPC reports some of them
+  as INTERNAL or UNKNOWN, so a server's own fault says so in our domain.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import grpc
 import grpc.aio
 from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships no types
 
 from ledger.errors import (
     AssayError,
@@ -32,9 +34,11 @@ from ledger.errors import (
     VerificationError,
 )
 
-__all__ = ["DOMAIN", "CatchAll", "abort", "error_of", "peer_name", "status_of"]
+__all__ = ["DOMAIN", "MAX_MESSAGE_BYTES", "CatchAll", "abort", "error_of", "peer_name", "status_of"]
 
 DOMAIN: Final = "assay-ledger"
+#: What both sides take in one message: a batch of 3 MiB with its note and framing fits.
+MAX_MESSAGE_BYTES: Final = 4_718_592
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _MAX_MESSAGE: Final = 3072  # bytes; the message stands twice where a field is named
@@ -101,6 +105,19 @@ def status_of(error: AssayError) -> status_pb2.Status:
     return status
 
 
+def _internal() -> status_pb2.Status:
+    """The status of a fault of the server's own: that it is one, and nothing else."""
+    status = status_pb2.Status(
+        code=_Code.INTERNAL.value[0], message="internal error; the server's log says more"
+    )
+    info = error_details_pb2.ErrorInfo(reason=_Code.INTERNAL.name, domain=DOMAIN)
+    status.details.add().Pack(info)
+    return status
+
+
+_INTERNAL: Final = _internal()
+
+
 def error_of(source: grpc.aio.AioRpcError | bytes) -> AssayError:
     """The error that a failed call, or a serialized status, carries."""
     if isinstance(source, bytes):
@@ -109,7 +126,11 @@ def error_of(source: grpc.aio.AioRpcError | bytes) -> AssayError:
     status = _parse(next(details, b""))
     # A status that is not in our domain says less than the call's own code.
     if _info(status) is None:
-        return _from_transport(source.code(), source.details() or "")
+        code, message = source.code(), source.details() or ""
+        # A connection that breaks under a call comes as either code, raised by the client's own end too.
+        if code in (_Code.INTERNAL, _Code.UNKNOWN):
+            return OverloadedError(code.name, message, _TRANSPORT_RETRY)
+        return _from_transport(code, message)
     return _from_status(status)
 
 
@@ -210,6 +231,34 @@ _HANDLERS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
+class _Malformed:
+    """Stands where a request should: gRPC answers what a deserializer raises with the text of it."""
+
+
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Malformed()
+
+    return parse
+
+
+def _well_formed(request: Any) -> Any:
+    """A request or an iterator of requests, none of them malformed. Raises FormatError MALFORMED_REQUEST."""
+    if isinstance(request, _Malformed):
+        raise FormatError(
+            "MALFORMED_REQUEST", "expected a request of this method, got bytes that do not parse"
+        )
+    return _each_well_formed(request) if isinstance(request, AsyncIterator) else request
+
+
+async def _each_well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _well_formed(request)
+
+
 class CatchAll(grpc.aio.ServerInterceptor):
     """Turns AssayError into its status, and anything else into INTERNAL without a word of its text."""
 
@@ -237,13 +286,14 @@ class CatchAll(grpc.aio.ServerInterceptor):
         for kind, make in _HANDLERS.items():
             if (behavior := getattr(handler, kind)) is not None:
                 wrapped = wrap(method, behavior)
-                return make(wrapped, handler.request_deserializer, handler.response_serializer)
+                parse = _tolerant(handler.request_deserializer)
+                return make(wrapped, parse, handler.response_serializer)
         raise FatalError("NO_HANDLER", f"expected a behavior of {method}, got none")
 
     def _unary(self, method: str, behavior: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                return await behavior(request, context)
+                return await behavior(_well_formed(request), context)
             except Exception as error:  # noqa: BLE001 - the one place that catches all; see the rules
                 await self._end(method, context, error)
 
@@ -254,7 +304,7 @@ class CatchAll(grpc.aio.ServerInterceptor):
     ) -> Callable[..., AsyncIterator[Any]]:
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                async for response in behavior(request, context):
+                async for response in behavior(_well_formed(request), context):
                     yield response
             except Exception as error:  # noqa: BLE001 - the one place that catches all; see the rules
                 await self._end(method, context, error)
@@ -271,5 +321,6 @@ class CatchAll(grpc.aio.ServerInterceptor):
         if isinstance(error, grpc.aio.AbortError):
             raise error
         self._logger.error("%s: internal error", method, exc_info=error)
-        await context.abort(_Code.INTERNAL, "internal error; the server's log says more")
+        trailing = ((_DETAILS_KEY, _INTERNAL.SerializeToString()),)
+        await context.abort(_Code.INTERNAL, _INTERNAL.message, trailing)
         raise AssertionError("expected abort to raise")  # pragma: no cover - for the type checker

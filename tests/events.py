@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from ledger.v1 import event_pb2, options_pb2
 
-__all__ = ["BODIES", "minimal_event", "otlp_span"]
+__all__ = ["BODIES", "body_name", "minimal_event", "otlp_span"]
 
 #: Every type of event, by the name of its field in `Event.body`.
 BODIES: Final[tuple[str, ...]] = tuple(
@@ -29,6 +29,13 @@ _VALUES: Final[dict[int, Any]] = {
     options_pb2.FORMAT_SPAN_ID: bytes(7) + b"\x01",
     options_pb2.FORMAT_TIME: 1_767_225_600_000_000,
 }
+
+
+def body_name(event: event_pb2.Event) -> str:
+    """The event's body field, such as `rollout_enqueued`."""
+    name = event.WhichOneof("body")
+    assert name is not None
+    return name
 
 
 def minimal_event(body: str, /, **overrides: Any) -> event_pb2.Event:

@@ -58,13 +58,7 @@ class GateLab(Lab):
             self.gate_log, client, self.home.trust_domain, now=self.clock, random=os.urandom
         )
         gate_pb2_grpc.add_GateServiceServicer_to_server(service, self._gate_server)
-        folder = self.path / "gate"
-        credentials = grpc.ssl_server_credentials(
-            [((folder / "server.key").read_bytes(), (folder / "server.crt").read_bytes())],
-            root_certificates=(self.path / "ca.crt").read_bytes(),
-            require_client_auth=True,
-        )
-        port = self._gate_server.add_secure_port("127.0.0.1:0", credentials)
+        port = self._gate_server.add_secure_port("127.0.0.1:0", self.server_credentials("gate"))
         self.gate_address = f"127.0.0.1:{port}"
         await self._gate_server.start()
 

@@ -31,6 +31,7 @@ from clients.ids import RANDOM_BYTES, uuid7
 from clients.keyfile import read_key
 from clients.ledger import LedgerClient
 from clients.memory import Memory
+from clients.servers import ledger_config
 from ledger.entry import encode_run
 from ledger.export import encode_export_header
 from ledger.fold import Fold
@@ -135,6 +136,15 @@ class Lab:
         store: Store = SQLiteStore(Folder(self.path / "ledger" / "data"), self.home.origin)
         return store if self._wrap_store is None else self._wrap_store(store)
 
+    def server_credentials(self, service: str) -> grpc.ServerCredentials:
+        """mTLS for `ledger` or `gate`, from the home's own files."""
+        folder = self.path / service
+        return grpc.ssl_server_credentials(
+            [((folder / "server.key").read_bytes(), (folder / "server.crt").read_bytes())],
+            root_certificates=(self.path / "ca.crt").read_bytes(),
+            require_client_auth=True,
+        )
+
     def build(self) -> Host:
         """A server on the store, not started."""
         ledger = self.path / "ledger"
@@ -145,11 +155,6 @@ class Lab:
             "clock": self.clock,
             "genesis": decode_genesis((self.path / "genesis.bin").read_bytes()),
         }
-        credentials = grpc.ssl_server_credentials(
-            [((ledger / "server.key").read_bytes(), (ledger / "server.crt").read_bytes())],
-            root_certificates=(self.path / "ca.crt").read_bytes(),
-            require_client_auth=True,
-        )
         settings.update(self._settings)
         listen = settings.pop("listen", "127.0.0.1:0")
         store = self.store()
@@ -158,7 +163,7 @@ class Lab:
                 Settings(**settings),
                 store,
                 listen,
-                credentials,
+                self.server_credentials("ledger"),
                 folds=self._folds(),
             )
         except BaseException:
@@ -167,19 +172,7 @@ class Lab:
 
     async def _start_process(self) -> None:
         config = self.path / "server.json"
-        document = {
-            "listen": "127.0.0.1:0",
-            "data": "ledger/data",
-            "trust": "trust.txt",
-            "trust_domain": self.home.trust_domain,
-            "note_keys": ["ledger/note.key"],
-            "certificate": "ledger/server.crt",
-            "private_key": "ledger/server.key",
-            "client_ca": "ca.crt",
-            "genesis": "genesis.bin",
-            **self._settings,
-        }
-        config.write_text(json.dumps(document))
+        config.write_text(json.dumps(ledger_config(self.home) | self._settings))
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "ledger.server", "--config", str(config), stdout=asyncio.subprocess.PIPE
         )

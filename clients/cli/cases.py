@@ -14,7 +14,8 @@ from hashlib import sha256
 from typing import Any, Final
 
 from clients.importers.evaluations import Rows, Score
-from clients.importers.source import canonical_json, parse_json
+from clients.importers.source import canonical_json
+from clients.strict_json import parse_json
 from ledger.entry import decode_entry
 from ledger.errors import FormatError, RefusedError
 from ledger.fold import read_event

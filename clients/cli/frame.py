@@ -46,7 +46,9 @@ def missing_pins(receipts: Receipts, workflow: str, segment: str) -> dict[str, s
         missing["workflow"] = f"publish workflow {workflow} …"
     for kind, command in _COMMANDS.items():
         if registry.in_force(kind, scope, size) is None:
-            missing[kind.replace("_", " ")] = command.format(scope=shown)
+            missing["training tasks" if kind == "train" else kind.replace("_", " ")] = command.format(
+                scope=shown
+            )
     for target in TARGETS:
         if target not in _OWN and registry.environment_in_force(target, scope, size) is None:
             name = options_pb2.EnvironmentTarget.Name(target).removeprefix("ENVIRONMENT_TARGET_").lower()
@@ -90,8 +92,8 @@ def check_principals(policy: Policy, roles: Mapping[str, int]) -> None:
     for field, names, role in wanted:
         for name in names:
             if roles.get(name) != role:
-                got = f"a {role_name(roles[name])}" if name in roles else "unknown to this log"
-                faults.append(f"{field}: expected a {role_name(role)}, got {name}, {got}")
+                got = f"role {role_name(roles[name])}" if name in roles else "unknown to this log"
+                faults.append(f"{field}: expected role {role_name(role)}, got {name}, {got}")
     if faults:
         raise RefusedError(
             "UNKNOWN_PRINCIPAL", f"{'; '.join(faults)}: nothing of theirs would count (--anyway publishes it)"

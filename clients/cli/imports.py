@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clients.cli.app import Session
     from clients.importers.evaluations import Evaluation, Rows
     from clients.importers.source import Imported
-    from clients.importers.trajectories import Report
+    from clients.importers.trajectories import Frame, Report
 
 __all__ = ["imports"]
 
@@ -73,17 +73,12 @@ def trajectories(
     The file holds no times and no cost of the agent; both stay absent.
     A run cut at the step limit is a TIMEOUT; its reward is taken as given.
     """
-    from hashlib import sha256
-
     from clients.cli.parse import parse_digest
-    from clients.cli.sending import send
-    from clients.cli.show import emit, lines
-    from clients.importers.trajectories import Frame, Report, read_trajectories
+    from clients.importers.trajectories import Frame
     from ledger.v1 import runner_pb2
 
     if mode not in _MODES:
         raise typer.BadParameter(f"--mode: expected one of {', '.join(_MODES)}, got {mode!r}")
-    data = file.read_bytes()
     frame = Frame(
         name=name or file.name.partition(".")[0],
         workflow=workflow,
@@ -94,15 +89,23 @@ def trajectories(
         update=update,
         resource_digest=None if resource is None else parse_digest(resource, "--resource-digest"),
     )
+    _import_trajectories(session_of(context), file.read_bytes(), frame, blobs, as_json)
+
+
+def _import_trajectories(
+    session: Session, data: bytes, frame: Frame, blobs: Path | None, as_json: bool
+) -> None:
+    from hashlib import sha256
+
+    from clients.cli.sending import send
+    from clients.cli.show import emit, lines
+    from clients.importers.trajectories import Report, read_trajectories
+
     options = asdict(frame) | {"resource_digest": (frame.resource_digest or b"").hex()}
-    source, check = sha256(data).digest(), Report()
-    total = sum(
-        1 for _ in read_trajectories(data, frame, check)
-    )  # all of it is read before any of it is sent
-    report = Report()
+    source, report = sha256(data).digest(), Report()
+    total = sum(1 for _ in read_trajectories(data, frame, Report()))  # all of it is read before any is sent
     items = _kept(read_trajectories(data, frame, report), blobs)
-    session = session_of(context)
-    warnings = wait_for(_warnings(session, workflow, version, update))
+    warnings = wait_for(_warnings(session, frame.workflow, frame.workflow_version, frame.update))
     sent = wait_for(send(session, ("runner", "judge"), items, source, options, total))
     document = {
         "source": source.hex(),
@@ -118,9 +121,13 @@ async def _warnings(session: Session, workflow: str, version: int, update: str |
     """Why nothing of what is imported will count, as far as it can be told beforehand."""
     from clients.cli.desk import open_desk
     from clients.cli.whole import fold_log
+    from ledger.errors import CannotTellError
 
     async with open_desk(session, "judge") as desk:
-        receipts = (await fold_log(desk, "read declarations")).receipts
+        try:
+            receipts = (await fold_log(desk, "read declarations")).receipts
+        except CannotTellError as error:
+            return [f"whether these rollouts will count cannot be told by this release: {error}"]
     warnings = []
     if receipts.registry.workflow(workflow, version, receipts.size) is None:
         warnings.append(
@@ -231,13 +238,9 @@ def evaluations(
     A score that is null or not there becomes unscorable, never 0.
     Only the first evaluation of each subject counts; a second one is an anomaly.
     """
-    from clients.cli.parse import parse_digest
-    from clients.cli.sending import send
-    from clients.cli.show import emit, lines
-    from clients.importers.evaluations import Columns, evaluation_events, read_rows
+    from clients.importers.evaluations import Columns, read_rows
     from ledger.v1 import judge_pb2
 
-    session = session_of(context)
     columns = Columns(case=case, subject=subject, trial=trial, score=score, family=family)
     names = {parent_is: judge_pb2.SUBJECT_PARENT, candidate_is: judge_pb2.SUBJECT_CANDIDATE}
     if len(names) != len(judge_pb2.Subject.values()) - 1:
@@ -250,13 +253,30 @@ def evaluations(
         "parent": parent,
         "candidate": candidate,
     }
+    options = {"update": update, "columns": asdict(columns), "subjects": [parent_is, candidate_is]}
+    _import_evaluations(session_of(context), rows, update, given, options, as_json)
+
+
+def _import_evaluations(
+    session: Session,
+    rows: Rows,
+    update: str,
+    given: Mapping[str, str | None],
+    options: Mapping[str, Any],
+    as_json: bool,
+) -> None:
+    """Sends the rows; a pin that is not given is the update's own."""
+    from clients.cli.parse import parse_digest
+    from clients.cli.sending import send
+    from clients.cli.show import emit, lines
+    from clients.importers.evaluations import evaluation_events
+
     pins = {what: parse_digest(text, f"--{what}") for what, text in given.items() if text is not None}
     if missing := [what for what in given if what not in pins]:
         pins |= wait_for(_pins(session, update, missing))
     items = list(evaluation_events(rows, _evaluation(rows, update, pins)))
     shown = {what: pin.hex() for what, pin in sorted(pins.items())}
-    options = {"update": update, "columns": asdict(columns), "subjects": [parent_is, candidate_is], **shown}
-    sent = wait_for(send(session, ("judge",), items, rows.source, options, len(items)))
+    sent = wait_for(send(session, ("judge",), items, rows.source, {**options, **shown}, len(items)))
     counts = _counts(rows)
     document = {"source": rows.source.hex(), "sent": asdict(sent), "report": counts, "pins": shown}
     pinned = [f"  {what} {pin}" for what, pin in shown.items()]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["status", "updates"]
 
 _READ: Final = 20_000  # entries that `status` reads unasked, to say what no update could be frozen without
+_UNREAD: Final = {"missing": None, "missing_untold": "not looked at in a log of this length (--frame does)"}
 
 
 def status(
@@ -61,6 +62,8 @@ def _show_status(document: Mapping[str, Any]) -> None:
         )
     if document["missing"] is not None:
         _show_missing(document["missing"])
+    elif document["ledger_answers"]:
+        lines("", f"what is not published yet: {document['missing_untold']}")
     if document["updates"] is not None:
         waiting = f"{document['waiting']} waiting (assay updates --waiting)"
         lines("", f"{counted(document['updates'], 'update')}, {waiting}")
@@ -91,7 +94,7 @@ async def _status(session: Session, frame: bool) -> dict[str, Any]:
             "size": None,
             "root": None,
             "pointers": [],
-            "missing": None,
+            **_UNREAD,
             "updates": None,
             "waiting": None,
         }
@@ -110,19 +113,29 @@ async def _status(session: Session, frame: bool) -> dict[str, Any]:
             "size": checkpoint.size,
             "root": checkpoint.root.hex(),
             "pointers": [await _pointer(desk, key, found) for key, found in defaults.items()],
-            "missing": await _missing(desk) if frame or checkpoint.size <= _READ else None,
             "updates": len(summaries),
             "waiting": len(waiting),
+            **(await _missing(desk) if frame or checkpoint.size <= _READ else _UNREAD),
         }
 
 
-async def _missing(desk: Desk) -> dict[str, dict[str, str]]:
-    """Scope -> what a freeze would find missing there, with the command that publishes it."""
+async def _missing(desk: Desk) -> dict[str, Any]:
+    """`missing`: scope -> what a freeze would find missing there, with the command that publishes it.
+
+    Where this release cannot tell, `missing` is None and `missing_untold` says why.
+    """
     from clients.cli.frame import missing_pins
     from clients.cli.whole import fold_log
+    from ledger.errors import CannotTellError
 
-    log = await fold_log(desk, "read what is published")
-    return {f"{flow}/{part}": missing_pins(log.receipts, flow, part) for flow, part in log.scopes}
+    try:
+        log = await fold_log(desk, "read what is published")
+    except CannotTellError as error:
+        return {"missing": None, "missing_untold": str(error)}
+    return {
+        "missing": {f"{flow}/{part}": missing_pins(log.receipts, flow, part) for flow, part in log.scopes},
+        "missing_untold": None,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -347,10 +347,20 @@ def baseline(
 ) -> None:
     """Adopt the first default of a resource in a scope: once, visibly, and shown as BASELINE (ungated)."""
     from clients.cli.parse import parse_digest, parse_scope
+    from ledger.errors import RefusedError
     from ledger.v1 import operator_pb2
 
     pin = parse_digest(digest, "DIGEST")
     body = operator_pb2.BaselineAdopted(
         resource=resource, scope=parse_scope(scope), manifest_digest=pin, reason=reason
     )
-    _send(context, [body], as_json, resource=resource, scope=scope, baseline=f"{pin.hex()} (ungated)")
+    try:
+        _send(context, [body], as_json, resource=resource, scope=scope, baseline=f"{pin.hex()} (ungated)")
+    except RefusedError as error:
+        if error.reason != "CONDITION_FAILED":
+            raise
+        raise RefusedError(
+            "BASELINE_EXISTS",
+            f"expected {resource} in {scope} without a baseline, got one with; only a promotion moves its "
+            f"default from now on: assay default {resource} {scope}",
+        ) from error

@@ -93,11 +93,12 @@ _ABOUT: Final = (
 )
 
 
+# How an enum's values begin in the protos.
 _ENUMS: Final = {
-    "step": "STEP_",
-    "verdict": "VERDICT_",
-    "status": "ROLLOUT_STATUS_",
-    "outcome": "",
+    "step": ("STEP_",),
+    "verdict": ("VERDICT_",),
+    "status": ("ROLLOUT_STATUS_",),
+    "outcome": ("ATTEMPT_OUTCOME_", "TASK_OUTCOME_"),
 }
 
 
@@ -112,5 +113,7 @@ def _line(shown: dict[str, Any]) -> str:
 
 def _word(key: str, value: Any) -> str:
     """A value as people say it: `canary` for STEP_CANARY, `HOLD` for VERDICT_HOLD."""
-    said = str(value).removeprefix(_ENUMS.get(key, ""))
+    said = str(value)
+    for start in _ENUMS.get(key, ()):
+        said = said.removeprefix(start)
     return said.lower() if key == "step" else said

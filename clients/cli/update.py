@@ -104,7 +104,7 @@ def freeze(context: typer.Context, update: UpdateArgument, as_json: JsonFlag = F
         at = wait_for(_frozen_at(session, update))
         raise RefusedError(
             "ALREADY_FROZEN",
-            f"expected an update that is not frozen yet, got {update}, frozen at {at}; an operator may freeze "
+            f"expected an update not frozen yet, got {update}, frozen at {at}; an operator may freeze "
             f"it again: assay update refreeze {update}",
         ) from error
     _frozen(update, answer, as_json)

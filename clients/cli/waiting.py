@@ -7,12 +7,12 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 from clients.cli.desk import Desk, now
+from clients.cli.findings import blockers
 from clients.cli.judging import Judged, expiries, next_step
-from clients.cli.whole import fold_log
 from gate.reasons import CHECKS
 from gate.report import state_name
 from ledger.v1 import gate_pb2, receipt_pb2
@@ -25,11 +25,10 @@ _OF_TRAINING: Final = frozenset(CHECKS[:3])
 
 
 class Waiting:
-    """Answers for one list of updates; the log's refusals are read at most once."""
+    """Answers at one desk."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._refusals: dict[str, list[str]] | None = None
 
     async def of(self, summary: receipt_pb2.UpdateSummary) -> list[str]:
         """What an update lacks. Raises AssayError."""
@@ -37,7 +36,7 @@ class Waiting:
         if not summary.resource:
             return ["a proposal (the trainer's)"]
         if not summary.frozen:
-            refused = (await self._refused()).get(update, [])
+            refused = _refusals(await self._desk.receipts.get_update(update))
             return refused or [f"its freeze (assay update freeze {update})"]
         if not summary.training_ended:
             return ["the end of its training"]
@@ -53,18 +52,11 @@ class Waiting:
         act = f"promote {update}" if promotes else f"evaluate {update} --step {judged.step} --record"
         return [f"nothing but a command (assay {act})"]
 
-    async def _refused(self) -> dict[str, list[str]]:
-        """Update -> its refusals, for those whose freeze the gate refused."""
-        if self._refusals is None:
-            log = await fold_log(self._desk, "read refusals")
-            self._refusals = {
-                update: [
-                    f"freeze refused at index {fact.index}: {fact.body.reason}: {fact.body.message}"
-                    for fact in record.of("update_refused")
-                ]
-                for update, record in log.receipts.updates.items()
-            }
-        return self._refusals
+
+def _refusals(receipt: dict[str, Any]) -> list[str]:
+    """The gate's refusals to freeze it, as they stand in the log."""
+    claims = ((fact["index"], fact["claim"]) for fact in receipt["before"]["refusals"])
+    return [f"freeze refused at index {at}: {claim['reason']}: {claim['message']}" for at, claim in claims]
 
 
 def _lacks(judged: Judged) -> Iterable[str]:
@@ -85,11 +77,13 @@ def _advice(judged: Judged) -> Iterable[str]:
         return ["a new update: this one cannot be frozen again to any use"]
     if stale:
         return [f"an operator to freeze it again (assay update refreeze {update})"]
-    reasons: Mapping[str, Any] = dict.fromkeys(reason for f in findings for reason in f.reasons)
-    if judged.expired is not None or "APPROVAL_EXPIRED" in reasons:
-        again = f"approve again: assay approve {update} --step {judged.step}"
-        return [f"{said}; {again}" for said in expiries(judged.receipt, judged.step, now())]
-    return []
+    if blockers(findings):
+        return []
+    # Nothing but the approval of somebody who may.
+    who = judged.approvers[0] if len(judged.approvers) == 1 else "APPROVER"
+    act = f"assay --as {who} approve {update} --step {judged.step}"
+    expired = expiries(judged.receipt, judged.step, now())
+    return [*expired, f"an approval by {' or '.join(judged.approvers) or 'somebody named'} ({act})"]
 
 
 def _is_final(check: str, reason: str) -> bool:

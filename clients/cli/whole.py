@@ -7,19 +7,21 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from clients.cli.desk import Desk
 from clients.cli.show import progress
-from gate.log import GateLog
-from ledger.trust import Grant
+from gate.judge import RulesJudge
+from ledger.entry import encode_run
+from ledger.merkle import Tree
+from ledger.receipt import Receipts
+from ledger.trust import KEY_EVENTS, Authority, Grant, TrustDocument
 from ledger.v1 import event_pb2, options_pb2
+from ledger.verify import Verifier
 
 __all__ = ["WholeLog", "fold_log"]
 
+_MANY: Final = 2  # any batch size above one: key rules ask only whether an event is alone
 _SCOPED: Final = frozenset(
     {
         "policy_published",
@@ -34,25 +36,32 @@ _SCOPED: Final = frozenset(
 )
 
 
-class WholeLog(GateLog):
-    """The gate's view of the log, and the scopes that somebody published for or proposed in."""
+class WholeLog:
+    """A fold: receipts with their registry, grants, and the scopes that somebody published for."""
 
-    scopes: dict[tuple[str, str], None]
+    def __init__(self, trust: TrustDocument) -> None:
+        self._authority = Authority.initial(trust)
+        self._tree = Tree()
+        self.receipts = Receipts(RulesJudge(), self._tree.root)
+        self.scopes: dict[tuple[str, str], None] = {}  # workflow, segment; in order of their first mention
 
     def apply(
         self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
     ) -> None:
         """Takes an entry from the verifier."""
-        super().apply(index, recorded_at, leaf, grant, event, alone)
+        self._tree.extend([leaf])
         name = event.WhichOneof("body")
+        if name in KEY_EVENTS:
+            self._authority = self._authority.with_key_event(index, event, 1 if alone else _MANY)
         if name in _SCOPED:
             scope: options_pb2.Scope = getattr(event, name).scope
             if scope.segment != "*":
                 self.scopes[(scope.workflow, scope.segment)] = None
+        self.receipts.apply(index, recorded_at, leaf, grant, event, alone)
 
     def roles(self) -> dict[str, int]:
         """Principals with a key in force, and their roles."""
-        grants = self.authority.grants.values()
+        grants = self._authority.grants.values()
         return {grant.name: grant.role for grant in grants if grant.revocation is None}
 
 
@@ -62,20 +71,10 @@ async def fold_log(desk: Desk, what: str) -> WholeLog:
     Raises VerificationError, CannotTellError, AssayError as the ledger's client does.
     """
     log = WholeLog(desk.identity.trust)
-    log.scopes = {}
+    verifier = Verifier(desk.identity.trust, fold=log)
     size = (await desk.ledger.get_checkpoint()).size
     with progress(what, size) as advance:
-
-        async def entries(start: int) -> AsyncIterator[tuple[int, bytes]]:
-            async for item in desk.ledger.follow(start):
-                advance(1)
-                yield item
-
-        following: asyncio.Task[Any] = asyncio.create_task(log.run(entries))
-        try:
-            await log.reached(size)
-        finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
+        async for _, entry in desk.ledger.read(0, size):
+            verifier.feed(encode_run([entry]))
+            advance(1)
     return log

@@ -19,7 +19,8 @@ from hashlib import sha256
 from typing import Any, Final, Protocol, TypeVar
 
 from clients.ids import uuid8
-from clients.importers.source import Imported, parse_json, read_number
+from clients.importers.source import Imported, read_number
+from clients.strict_json import parse_json
 from ledger.admission import MAX_SCORES
 from ledger.errors import FormatError
 from ledger.v1 import event_pb2, judge_pb2, operator_pb2, options_pb2

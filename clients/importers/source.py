@@ -3,18 +3,16 @@
 Rules:
 1. A source is named by the SHA-256 of its bytes, a thing in it by its position: both go into every id, so
    that the same source gives the same events each time.
-2. JSON is read as written: no NaN, no infinity, no key said twice, nothing between or after the values.
+2. JSON is read as written (clients.strict_json).
 3. Each event goes to the author whose role may write it. Batches keep the order within a role, and what a
    role wrote never overtakes what it rests on.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
 
 import rfc8785
 
@@ -22,7 +20,7 @@ from ledger.batch import MAX_BATCH_BYTES, MAX_BATCH_EVENTS, MAX_EVENT_BYTES
 from ledger.errors import FormatError
 from ledger.v1 import event_pb2, options_pb2
 
-__all__ = ["Imported", "batches", "canonical_json", "decoder", "parse_json", "read_number"]
+__all__ = ["Imported", "batches", "canonical_json", "read_number"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +59,6 @@ def batches(items: Iterable[Imported]) -> Iterator[tuple[options_pb2.Role.ValueT
     for role, held in open_batches.items():
         if held:
             yield role, held
-
-
-def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    said = dict(pairs)
-    if len(said) != len(pairs):
-        raise ValueError("a key that is said twice")
-    return said
-
-
-def _no_constant(word: str) -> float:
-    raise ValueError(f"{word}, which is no JSON")
-
-
-#: Raises ValueError (or RecursionError, where values nest too deep for the interpreter).
-decoder: Final = json.JSONDecoder(object_pairs_hook=_said_once, parse_constant=_no_constant)
-
-
-def parse_json(text: str, where: str) -> Any:
-    """The value that `text` holds. Raises FormatError BAD_JSON, naming `where`."""
-    try:
-        return decoder.decode(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError("BAD_JSON", f"{where}: expected JSON, got {error}") from error
 
 
 def canonical_json(value: object, where: str) -> bytes:

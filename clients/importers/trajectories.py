@@ -33,7 +33,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from clients.ids import span_id, trace_id, uuid8
-from clients.importers.source import Imported, canonical_json, decoder, read_number
+from clients.importers.source import Imported, canonical_json, read_number
+from clients.strict_json import decoder
 from ledger.errors import FormatError
 from ledger.v1 import event_pb2, judge_pb2, options_pb2, runner_pb2
 

@@ -10,10 +10,12 @@ import argparse
 import asyncio
 import json
 import logging
+import resource
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 import grpc
 
@@ -28,10 +30,19 @@ from ledger.server.store import SQLiteStore
 from ledger.trust import parse_trust_document
 
 _log = logging.getLogger("ledger.server")
+_DESCRIPTORS: Final = 65_536
 
 
 def _now() -> int:
     return time.time_ns() // 1000
+
+
+def _take_descriptors() -> None:
+    """A connection is a descriptor: as many as the system gives, not the shell's cautious default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _note_key(path: Path) -> SigningKey:
@@ -87,6 +98,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         config = load_config(arguments.config)
+        _take_descriptors()
         _run(config)
     except FatalError as error:
         _log.critical("%s", error)

@@ -21,7 +21,7 @@ from ledger.trust import Authority, role_name
 from ledger.v1 import options_pb2
 from ledger.wire import peer_name
 
-__all__ = ["Access", "reads_all"]
+__all__ = ["Access", "check_author", "reads_all"]
 
 _OWN_UPDATE_ONLY: Final = frozenset({options_pb2.ROLE_RUNNER, options_pb2.ROLE_TRAINER})
 
@@ -29,6 +29,12 @@ _OWN_UPDATE_ONLY: Final = frozenset({options_pb2.ROLE_RUNNER, options_pb2.ROLE_T
 def reads_all(role: int) -> bool:
     """Whether a role may read the whole log."""
     return role not in _OWN_UPDATE_ONLY and role != options_pb2.ROLE_UNSPECIFIED
+
+
+def check_author(peer: str, name: str) -> None:
+    """Raises RefusedError(PRINCIPAL_MISMATCH) unless the peer is `name`, the batch's author."""
+    if peer != name:
+        raise RefusedError("PRINCIPAL_MISMATCH", f"expected a batch by {peer}, got one by {name}")
 
 
 class Access:
@@ -40,12 +46,6 @@ class Access:
     def peer(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
         """The connected principal's name. Raises RefusedError(PEER_UNKNOWN)."""
         return peer_name(context, self._trust_domain)
-
-    def check_author(self, context: grpc.aio.ServicerContext[Any, Any], name: str) -> None:
-        """Raises RefusedError(PEER_UNKNOWN, PRINCIPAL_MISMATCH) unless the peer is the batch's author."""
-        peer = self.peer(context)
-        if peer != name:
-            raise RefusedError("PRINCIPAL_MISMATCH", f"expected a batch by {peer}, got one by {name}")
 
     def role(self, context: grpc.aio.ServicerContext[Any, Any], authority: Authority) -> tuple[str, int]:
         """Name and role of a peer with a key in force. Raises RefusedError(PEER_UNKNOWN, KEY_REVOKED)."""

@@ -3,6 +3,10 @@
 Rules kept here:
 
 - Room is taken before anything is parsed. A unary call without room is refused; a stream waits.
+- Room is given back when the sequencer is done with the batch: an author who cancels keeps it until then, and
+  one who never reads his answers keeps none.
+- A principal that root never granted anything costs no parsing, and any other prepares one batch at a time:
+  whatever it sends, the loop is everybody's.
 - Answers come in the order of the requests. Later requests are read and prepared while earlier ones commit.
 - An answer proves consistency with the size that its request knows; in a stream a request that names none is
   proven from the checkpoint of the answer before.
@@ -15,12 +19,13 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+from weakref import WeakValueDictionary
 
 import grpc.aio
 
 from ledger.batch import BatchNote, parse_batch_note
 from ledger.errors import AssayError, RefusedError
-from ledger.server.access import Access
+from ledger.server.access import Access, check_author
 from ledger.server.room import Room
 from ledger.server.sequencer import Position, Sequencer
 from ledger.server.state import prepare
@@ -38,11 +43,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    """A batch that has its place in the queue, and room of `size` bytes."""
+    """A batch that has its place in the queue."""
 
     answer: asyncio.Future[Position]
     known_size: int
-    size: int
 
 
 _Outcome: TypeAlias = AssayError | _Submitted
@@ -56,17 +60,16 @@ class Appender:
         self._access = access
         self._room = room
         self._origin = origin
+        # Of those who prepare now; a lock that nobody holds or waits for goes away.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def append(self, request: ledger_pb2.AppendRequest, context: _Context) -> ledger_pb2.AppendResponse:
         """One batch. Raises AssayError."""
         peer = self._access.peer(context)
         size = request.ByteSize()
         self._room.take(peer, size)
-        try:
-            answer = self._submit(request, peer)
-            return self._acknowledge(await answer, request.known_size)
-        finally:
-            self._room.give(peer, size)
+        answer = await self._queue(request, peer, size)
+        return self._acknowledge(await asyncio.shield(answer), request.known_size)
 
     async def append_stream(
         self, requests: AsyncIterator[ledger_pb2.AppendStreamRequest], context: _Context
@@ -87,7 +90,7 @@ class Appender:
                 changed.wake()
                 response = ledger_pb2.AppendStreamResponse()
                 try:
-                    placed = await self._answer(outcome, peer, answered)
+                    placed = await self._answer(outcome, answered)
                     response.placed.CopyFrom(placed)
                     answered = self._sequencer.size
                 except AssayError as error:
@@ -96,18 +99,12 @@ class Appender:
             await reading
         finally:
             reading.cancel()
-            for outcome in taken:
-                if not isinstance(outcome, AssayError):
-                    outcome.answer.cancel()
-                    self._room.give(peer, outcome.size)
 
-    async def _answer(self, outcome: _Outcome, peer: str, answered: int) -> ledger_pb2.AppendResponse:
+    async def _answer(self, outcome: _Outcome, answered: int) -> ledger_pb2.AppendResponse:
         if isinstance(outcome, AssayError):
             raise outcome
-        try:
-            return self._acknowledge(await outcome.answer, outcome.known_size or answered)
-        finally:
-            self._room.give(peer, outcome.size)
+        position = await asyncio.shield(outcome.answer)
+        return self._acknowledge(position, outcome.known_size or answered)
 
     async def _read(
         self,
@@ -121,30 +118,47 @@ class Appender:
             await changed.until(lambda: len(taken) < _IN_FLIGHT)
             size = message.ByteSize()
             await self._room.wait(peer, size)
-            # No await from here on: room that is taken always has an owner in `taken`.
             try:
-                answer = self._submit(message.append, peer)
-                taken.append(_Submitted(answer, message.append.known_size, size))
+                answer = await self._queue(message.append, peer, size)
+                taken.append(_Submitted(answer, message.append.known_size))
             except AssayError as error:
-                self._room.give(peer, size)
                 taken.append(error)
             changed.wake()
 
-    def _submit(self, request: ledger_pb2.AppendRequest, peer: str) -> asyncio.Future[Position]:
+    async def _queue(
+        self, request: ledger_pb2.AppendRequest, peer: str, size: int
+    ) -> asyncio.Future[Position]:
+        """Queues a batch that has room of `size` bytes; who cancels its future gives that back too early."""
+
+        def done(answer: asyncio.Future[Position]) -> None:
+            answer.exception()  # seen, although its author may have gone away
+            self._room.give(peer, size)
+
+        try:
+            answer = await self._submit(request, peer)
+        except BaseException:
+            self._room.give(peer, size)
+            raise
+        answer.add_done_callback(done)
+        return answer
+
+    async def _submit(self, request: ledger_pb2.AppendRequest, peer: str) -> asyncio.Future[Position]:
         if request.known_size > self._sequencer.size:
             raise RefusedError(
                 "AHEAD_OF_LOG",
                 f"expected a known size of at most {self._sequencer.size}, got {request.known_size}",
             )
         note: BatchNote = parse_batch_note(request.note)
-        if note.name != peer:
-            raise RefusedError("PRINCIPAL_MISMATCH", f"expected a batch by {peer}, got one by {note.name}")
+        check_author(peer, note.name)
+        if (note.name, note.key_id) not in self._sequencer.state.authority.grants:
+            raise RefusedError("KEY_UNKNOWN", f"expected a granted key, got {note.name}+{note.key_id.hex()}")
         condition = None
         if request.HasField("condition"):
             asked = request.condition
             not_after = asked.not_after if asked.HasField("not_after") else None
             condition = Condition(tuple(asked.keys), asked.since_size, not_after)
-        batch = prepare(note, list(request.events), self._origin)
+        async with self._turns.setdefault(peer, asyncio.Lock()):
+            batch = await prepare(note, list(request.events), self._origin)
         return self._sequencer.submit(batch, condition)
 
     def _acknowledge(self, position: Position, known_size: int) -> ledger_pb2.AppendResponse:

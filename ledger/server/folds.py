@@ -44,7 +44,7 @@ class Folded:
 
 
 class FoldRunner:
-    """Feeds the folds. `size` is owned by `_run` alone: all entries below it are in every whole fold."""
+    """Feeds the folds. `size` is `run`'s, at start-up `apply`'s: all below it is in every whole fold."""
 
     def __init__(self, folds: Iterable[Fold]) -> None:
         self._folds = list(folds)

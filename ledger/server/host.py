@@ -15,7 +15,7 @@ from typing import Final
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]  # ships no types
 
 from ledger.batch import parse_batch_note
 from ledger.errors import FatalError
@@ -35,16 +35,16 @@ from ledger.server.store import Store
 from ledger.server.updates import UpdateIndex
 from ledger.trust import TrustDocument
 from ledger.v1 import ledger_pb2_grpc, receipt_pb2_grpc
-from ledger.wire import CatchAll
+from ledger.wire import MAX_MESSAGE_BYTES, CatchAll
 
-__all__ = ["GRPC_OPTIONS", "Host", "Services", "Settings", "build_server"]
+__all__ = ["Host", "Services", "Settings", "build_server"]
 
-#: A batch of 3 MiB with its note and framing fits.
-_MAX_RECEIVE: Final = 4_718_592
-GRPC_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", _MAX_RECEIVE),
-    ("grpc.max_send_message_length", _MAX_RECEIVE),
+_GRPC_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share
+    # A connection that never ends its handshake holds a descriptor; the default is two minutes of that.
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # An idle follower pings every 30 s; the default would call that too many and cut it off.
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
 )
@@ -97,7 +97,8 @@ class Host:
         self._tasks = [asyncio.create_task(sequencer.run()), asyncio.create_task(self.services.folds.run())]
         if sequencer.size == 0:
             for note, events in self.genesis:
-                await sequencer.submit(prepare(parse_batch_note(note), events, self.origin), None)
+                batch = await prepare(parse_batch_note(note), events, self.origin)
+                await sequencer.submit(batch, None)
         await self.server.start()
         for name in ("", _SERVICE):
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -144,7 +145,7 @@ def build_server(
     access = Access(settings.trust_domain)
     services = Services(sequencer, reader, access, runner)
     room = Room(settings.queue_requests, settings.queue_bytes)
-    server = grpc.aio.server(interceptors=[CatchAll(_log)], options=GRPC_OPTIONS)
+    server = grpc.aio.server(interceptors=[CatchAll(_log)], options=_GRPC_OPTIONS)
     service = LedgerService(sequencer, reader, access, room, runner, updates)
     ledger_pb2_grpc.add_LedgerServiceServicer_to_server(service, server)
     receipts = ReceiptService(view, sequencer, reader, access, runner)

@@ -43,6 +43,16 @@ def cut_run(first_index: int, run: bytes, start: int, end: int) -> Iterator[tupl
         yield piece_index, run[piece_start:position]
 
 
+def _about_a_chunk(runs: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """The first of the runs, up to and with the one that fills a chunk."""
+    size = 0
+    for first_index, run in runs:
+        yield first_index, run
+        size += len(run)
+        if size >= _CHUNK:
+            return
+
+
 def _count(run: bytes) -> int:
     position = count = 0
     while position < len(run):
@@ -52,7 +62,7 @@ def _count(run: bytes) -> int:
 
 
 class Reader:
-    """Serves committed bytes. `tail` is owned by the event loop."""
+    """Serves committed bytes. The tail is owned by the event loop, which alone touches it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -121,28 +131,22 @@ class Reader:
         return await loop.run_in_executor(self._thread, self._store.marker, originator, sequence)
 
     async def _runs(self, start: int) -> list[tuple[int, bytes]]:
-        """Some runs, the first of which holds the entry at `start`."""
+        """Some runs, about 1 MiB of them, the first of which holds the entry at `start`."""
         if self._tail and self._tail[0][0] <= start:
-            kept: deque[tuple[int, bytes]] = deque()
+            kept: list[tuple[int, bytes]] = []
             for item in reversed(self._tail):
-                kept.appendleft(item)
+                kept.append(item)
                 if item[0] <= start:
                     break
-            return list(kept)
+            # No more than a slow reader may keep from being freed while he takes his time.
+            return list(_about_a_chunk(reversed(kept)))
         runs = await asyncio.get_running_loop().run_in_executor(self._thread, self._stored, start)
         if not runs:
             raise NotFoundError("NO_SUCH_ENTRY", f"expected an entry at index {start}, got none")
         return runs
 
     def _stored(self, start: int) -> list[tuple[int, bytes]]:
-        runs: list[tuple[int, bytes]] = []
-        size = 0
-        for first_index, run in self._store.runs(start):
-            runs.append((first_index, run))
-            size += len(run)
-            if size >= _CHUNK:
-                break
-        return runs
+        return list(_about_a_chunk(self._store.runs(start)))
 
     def close(self) -> None:
         """Ends the reading thread."""

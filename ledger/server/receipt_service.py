@@ -11,6 +11,7 @@ Rules kept here:
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterator
 from typing import Any, Final
@@ -37,6 +38,18 @@ __all__ = ["ReceiptService", "ReceiptView"]
 
 _MAX_PAGE: Final = 1000
 _PAGE: Final = 100
+_PAGE_TOKEN: Final = re.compile(r"[0-9]{0,18}").fullmatch
+
+_OF_ROLLOUT: Final = frozenset(
+    {
+        "rollout_enqueued",
+        "attempt_started",
+        "span_recorded",
+        "attempt_ended",
+        "rollout_ended",
+        "reward_recorded",
+    }
+)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -56,18 +69,6 @@ class ReceiptView:
         body = event.WhichOneof("body")
         if body in _OF_ROLLOUT:
             self.rollouts.setdefault(getattr(event, body).rollout, array("Q")).append(index)
-
-
-_OF_ROLLOUT: Final = frozenset(
-    {
-        "rollout_enqueued",
-        "attempt_started",
-        "span_recorded",
-        "attempt_ended",
-        "rollout_ended",
-        "reward_recorded",
-    }
-)
 
 
 class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
@@ -127,8 +128,8 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         if indexes is None:
             raise NotFoundError("NO_SUCH_ROLLOUT", f"expected a rollout in this log, got {request.rollout!r}")
         claims = []
-        for index in list(indexes):
-            entry = decode_entry(await self._reader.entry(index))
+        async for index, data, _ in self._reader.entries(list(indexes)):
+            entry = decode_entry(data)
             event, name = read_event(entry.event)
             if name is not None:
                 claim = digests_as_hex(getattr(event, name))
@@ -183,8 +184,9 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
 
 
 def _page(request: receipt_pb2.ListUpdatesRequest) -> tuple[int, int]:
-    if request.page_token and not request.page_token.isdecimal():
-        raise FormatError("BAD_PAGE_TOKEN", f"expected a token of this service, got {request.page_token!r}")
+    if not _PAGE_TOKEN(request.page_token):
+        got = request.page_token[:80]
+        raise FormatError("BAD_PAGE_TOKEN", f"expected a token of this service, got {got!r}")
     if request.page_size > _MAX_PAGE:
         raise FormatError("BAD_PAGE_SIZE", f"expected at most {_MAX_PAGE}, got {request.page_size}")
     return int(request.page_token or 0), request.page_size or _PAGE

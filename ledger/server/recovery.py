@@ -5,6 +5,7 @@ Rules kept here:
 - The store is trusted, and checked where that is cheap: every link, index, opening and key rule, by the code
   that places, and the root and the ledger's signature at the end. Authors' signatures are the auditor's.
 - A store that ends before the last released checkpoint, or that holds another tree, refuses to start (law 6).
+- A store of several commits with no released checkpoint beside it is one of which nobody can tell: refused.
 - A store whose commit was not released yet is ahead, which is no fault: it is released now.
 """
 
@@ -12,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 
 from ledger.admission import parse_event
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.entry import ENTRY_HEADER, ENTRY_VERSION, Entry, Opening, decode_entry, iter_run
 from ledger.errors import AssayError, FatalError
-from ledger.merkle import Tree
+from ledger.merkle import Tree, leaf_hash
 from ledger.server.folds import Folded, FoldRunner
 from ledger.server.state import Draft, Placed, State, authority_after
 from ledger.server.store import Store
@@ -35,14 +35,15 @@ def recover(store: Store, trust: TrustDocument, folds: FoldRunner, tree: Tree) -
     """
     state = State(Authority.initial(trust), tree)
     try:
-        for first_index, run in store.runs(0):
+        commits = 0
+        for commits, (first_index, run) in enumerate(store.runs(0), 1):  # noqa: B007 - used after the loop
             _take_run(state, first_index, run, folds)
         _check_head(state, store.head())
     except FatalError:
         raise
     except AssayError as error:
         raise FatalError("STORE_BROKEN", f"expected a log at index {state.size}, got {error}") from error
-    _check_released(state, store.released())
+    _check_released(state, store.released(), commits)
     return state
 
 
@@ -85,7 +86,7 @@ def _batches(previous: bytes, index: int, run: bytes) -> Iterator[_Batch]:
             if not data.startswith(head):
                 raise FatalError("STORE_BROKEN", f"expected entry {index} to follow the one before")
             batch.events.append(data[ENTRY_HEADER.size :])
-        previous = sha256(b"\x00" + data).digest()
+        previous = leaf_hash(data)
         batch.leaves.append(previous)
         index += 1
         if len(batch.events) == batch.opening.count:
@@ -135,9 +136,16 @@ def _check_head(state: State, head: tuple[int, bytes] | None) -> None:
         )
 
 
-def _check_released(state: State, released: bytes | None) -> None:
+def _check_released(state: State, released: bytes | None, commits: int) -> None:
     """Law 6."""
     if released is None:
+        # Each commit is released before the next: only the first one may be stored and not released.
+        if commits > 1:
+            raise FatalError(
+                "RELEASED_MISSING",
+                f"expected the last released checkpoint beside a store of {state.size} entries, got none: "
+                "whether this store is the newest cannot be told; put the checkpoint's file back",
+            )
         return
     checkpoint = _any_key(state, released)
     if checkpoint.size > state.size:

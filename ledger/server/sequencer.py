@@ -14,6 +14,7 @@ Rules kept here:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ __all__ = ["Head", "Position", "Sequencer"]
 _MAX_COMMIT: Final = 8 * 2**20  # bytes of events
 _YIELD_FROM: Final = 64  # events of a batch after which other work may run
 _STOPPING: Final = 1.0  # seconds
+
+_log = logging.getLogger("ledger.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,7 @@ class Sequencer:
             if placed:
                 await self._commit(draft)
         except OverloadedError as error:
+            _log.error("a commit at index %d was not stored: %r", self._state.size, error.__cause__ or error)
             for waiting, _ in placed:
                 waiting.fail(error)
         except Exception as error:

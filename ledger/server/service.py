@@ -4,8 +4,9 @@ Rules kept here:
 
 - Messages exist only here; errors leave as AssayError and the catch-all makes a status of them.
 - What goes out is released: nothing above the last released size is ever shown (law 3, law 6).
-- A reader pulls what is stored; a slow one holds no memory here, and one that falls too far behind after it
-  had caught up is told so and ended.
+- A reader pulls what is stored; a slow one holds a message or two here, and one that falls too far behind
+  after it had caught up is told so and ended.
+- What streams hold is bounded by how many a principal may have open.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ledger.server.access import Access, reads_all
 from ledger.server.appending import Appender
 from ledger.server.folds import FoldRunner
 from ledger.server.reader import Reader
-from ledger.server.room import Room
+from ledger.server.room import Room, Streams
 from ledger.server.sequencer import Head, Sequencer
 from ledger.server.updates import UpdateIndex
 from ledger.v1 import ledger_pb2, ledger_pb2_grpc
@@ -52,6 +53,7 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         self._folds = folds
         self._updates = updates
         self._origin = sequencer.state.authority.trust.origin
+        self._streams = Streams()
         self._appender = Appender(sequencer, access, room, self._origin)
 
     # --- append ---------------------------------------------------------------------------------------------
@@ -64,8 +66,9 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         self, request_iterator: AsyncIterator[ledger_pb2.AppendStreamRequest], context: _Context
     ) -> AsyncIterator[ledger_pb2.AppendStreamResponse]:
         """Places batches as they come."""
-        async for response in self._appender.append_stream(request_iterator, context):
-            yield response
+        with self._streams.open(self._access.peer(context)):
+            async for response in self._appender.append_stream(request_iterator, context):
+                yield response
 
     # --- read -----------------------------------------------------------------------------------------------
 
@@ -80,14 +83,22 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
             raise FormatError(
                 "OUT_OF_RANGE", f"expected start ≤ end ≤ {head.size}, got {request.start}, {end}"
             )
-        async for first_index, run in self._reader.pieces(request.start, end):
-            yield ledger_pb2.ReadResponse(first_index=first_index, run=run)
+        with self._streams.open(self._access.peer(context)):
+            async for first_index, run in self._reader.pieces(request.start, end):
+                yield ledger_pb2.ReadResponse(first_index=first_index, run=run)
         yield ledger_pb2.ReadResponse(first_index=end, checkpoint=head.checkpoint)
 
     async def Follow(
         self, request: ledger_pb2.FollowRequest, context: _Context
     ) -> AsyncIterator[ledger_pb2.FollowResponse]:
         """Entries from `start` on, and on with every commit; a checkpoint whenever the head is reached."""
+        with self._streams.open(self._access.peer(context)):
+            async for response in self._follow(request, context):
+                yield response
+
+    async def _follow(
+        self, request: ledger_pb2.FollowRequest, context: _Context
+    ) -> AsyncIterator[ledger_pb2.FollowResponse]:
         position, caught_up = request.start, False
         while True:
             self._access.check_reads_all(context, self._sequencer.state.authority)
@@ -108,6 +119,13 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         self, request: ledger_pb2.FollowUpdateRequest, context: _Context
     ) -> AsyncIterator[ledger_pb2.FollowUpdateResponse]:
         """The train and val events of one update, and on with every commit."""
+        with self._streams.open(self._access.peer(context)):
+            async for response in self._follow_update(request, context):
+                yield response
+
+    async def _follow_update(
+        self, request: ledger_pb2.FollowUpdateRequest, context: _Context
+    ) -> AsyncIterator[ledger_pb2.FollowUpdateResponse]:
         start, size = request.start, 0
         while True:
             await self._folds.caught_up(self._updates, self._sequencer.size)
@@ -118,7 +136,8 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
                 )
             size = self._folds.size
             indexes = self._updates.entries(request.update)
-            wanted = indexes[bisect_left(indexes, start) :]
+            # Not beyond: of a batch that is being folded some entries are there already, and come again.
+            wanted = indexes[bisect_left(indexes, start) : bisect_left(indexes, size)]
             async for index, entry, author in self._reader.entries(wanted):
                 yield ledger_pb2.FollowUpdateResponse(index=index, entry=entry, author=author)
             start = max(start, size)

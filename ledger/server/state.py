@@ -13,6 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,6 +32,8 @@ from ledger.v1 import event_pb2
 __all__ = ["Draft", "KeyRing", "Placed", "Prepared", "State", "authority_after", "prepare"]
 
 _STREAM_START: Final = 0
+_EVENT_WORK: Final = 256  # what parsing an event costs at least, in bytes of a large one
+_YIELD_AFTER: Final = 2**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,10 @@ class Placed:
     events: Sequence[event_pb2.Event]
 
 
-def prepare(parsed: BatchNote, data: Sequence[bytes], origin: str) -> Prepared:
+async def prepare(parsed: BatchNote, data: Sequence[bytes], origin: str) -> Prepared:
     """Checks the shape of a batch for the log `origin`, and parses its events at the door.
 
+    Others get their turn in between: a batch made to be slow takes seconds of it.
     Raises FormatError (what `check_batch_shape` and `admit` raise, BAD_COUNT, ROOT_MISMATCH),
     RefusedError(OTHER_ORIGIN).
     """
@@ -73,11 +77,16 @@ def prepare(parsed: BatchNote, data: Sequence[bytes], origin: str) -> Prepared:
     if parsed.root != root:
         raise FormatError("ROOT_MISMATCH", f"expected the note's root {parsed.root.hex()}, got {root.hex()}")
     events: list[event_pb2.Event] = []
+    work = 0
     for position, event in enumerate(data):
         try:
             events.append(admit(event))
         except FormatError as error:
             raise FormatError(error.reason, f"events[{position}].{error.message}") from error
+        work += _EVENT_WORK + len(event)
+        if work >= _YIELD_AFTER:
+            work = 0
+            await asyncio.sleep(0)
     bodies = frozenset(body for event in events if (body := event.WhichOneof("body")))
     return Prepared(parsed, data, events, bodies, sum(map(len, data)))
 
@@ -159,7 +168,10 @@ class Draft:
     def place(
         self, grant: Grant, batch: Prepared, condition: Condition | None, now: int, keys: KeyRing
     ) -> Placed:
-        """Judges a new batch's authority and condition, and places it. Raises RefusedError: nothing moved."""
+        """Judges a new batch's authority and condition, and places it.
+
+        `now` in microseconds since 1970. Raises InputError, and nothing moved; FatalError BAD_CLOCK.
+        """
         note = batch.note
         expected = self.expected_sequence(grant, batch)
         if note.sequence != expected:

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import sqlite3
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from eventsourcing.persistence import PersistenceError, StoredEvent
@@ -183,7 +184,16 @@ class SQLiteStore:
         """Opens or makes the store of the log `origin`. Raises FatalError."""
         self._folder = folder
         self._released = Released(folder)
-        path = folder.path / "ledger.sqlite"
+        try:
+            self._open(folder.path / "ledger.sqlite")
+        except (PersistenceError, sqlite3.Error) as error:
+            self._released.close()
+            folder.close()
+            raise FatalError("STORE_UNREADABLE", f"expected to open the store, got {error}") from error
+        self._log = _originator(_RUN, origin)
+        self._checkpoints = _originator(_CHECKPOINT, origin)
+
+    def _open(self, path: Path) -> None:
         if not path.exists():
             # The page size is fixed by the first write, which the library would do with its own.
             with sqlite3.connect(path) as connection:
@@ -193,28 +203,33 @@ class SQLiteStore:
         self._datastore = _Datastore(str(path))
         self._recorder = _Recorder(self._datastore, _TABLE)
         self._recorder.create_table()
-        self._log = _originator(_RUN, origin)
-        self._checkpoints = _originator(_CHECKPOINT, origin)
+
+    def _select(self, originator: UUID | str, **which: Any) -> Sequence[StoredEvent]:
+        """Rows of one originator. Raises FatalError STORE_UNREADABLE."""
+        try:
+            return self._recorder.select_events(originator, **which)
+        except (PersistenceError, sqlite3.Error) as error:
+            raise FatalError("STORE_UNREADABLE", f"expected to read the store, got {error}") from error
 
     def head(self) -> tuple[int, bytes] | None:
         """Size and signed checkpoint of the last commit; None for an empty log."""
-        rows = self._recorder.select_events(self._checkpoints, desc=True, limit=1)
+        rows = self._select(self._checkpoints, desc=True, limit=1)
         return (rows[0].originator_version, rows[0].state) if rows else None
 
     def runs(self, start: int) -> Iterator[tuple[int, bytes]]:
         """(first index, run) in order, beginning with the run that holds the entry at `start`."""
         # A run's version is its first index + 1.
-        rows = self._recorder.select_events(self._log, lte=start + 1, desc=True, limit=1)
+        rows = self._select(self._log, lte=start + 1, desc=True, limit=1)
         while rows:
             for row in rows:
                 yield row.originator_version - 1, row.state
             # Small runs come many at a time, large ones alone: both ways a few MiB.
             limit = _MANY if len(rows[-1].state) < _SMALL else 1
-            rows = self._recorder.select_events(self._log, gt=rows[-1].originator_version, limit=limit)
+            rows = self._select(self._log, gt=rows[-1].originator_version, limit=limit)
 
     def marker(self, originator: UUID, sequence: int) -> Marker | None:
         """The marker of a placed batch."""
-        rows = self._recorder.select_events(originator, gt=sequence, lte=sequence + 1)
+        rows = self._select(originator, gt=sequence, lte=sequence + 1)
         if not rows:
             return None
         root, first_index = _MARKER_STATE.unpack(rows[0].state)
@@ -243,7 +258,7 @@ class SQLiteStore:
         try:
             found = [self._stored(row) for row in rows]
             head = self.head()
-        except (PersistenceError, sqlite3.Error) as again:
+        except FatalError as again:
             raise FatalError("STORE_DOUBTFUL", f"expected to read the commit back, got {again}") from error
         if all(state == row.state for state, row in zip(found, rows, strict=True)):
             return
@@ -259,7 +274,7 @@ class SQLiteStore:
 
     def _stored(self, row: StoredEvent) -> bytes | None:
         version = row.originator_version
-        found = self._recorder.select_events(row.originator_id, gt=version - 1, lte=version)
+        found = self._select(row.originator_id, gt=version - 1, lte=version)
         return found[0].state if found else None
 
     def release(self, checkpoint: bytes) -> None:

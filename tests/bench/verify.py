@@ -74,11 +74,11 @@ def run(seconds: float) -> dict[str, float]:
             forge = _log(batch)
             export, trust = forge.export(), forge.trust
             check = partial(_check, key.verifier_key, signature, text, count // batch)
-            verified = _rate(count, share, lambda e=export, t=trust: verify_export(BytesIO(e), t))  # type: ignore[misc]
+            verified = _rate(count, share, lambda e=export, t=trust: verify_export(BytesIO(e), t))  # type: ignore[misc]  # defaults bind
             everywhere = _rate(
                 count,
                 share,
-                lambda e=export, t=trust: verify_export_parallel(  # type: ignore[misc]
+                lambda e=export, t=trust: verify_export_parallel(  # type: ignore[misc]  # defaults bind
                     BytesIO(e), t, executor, ahead=2 * cores
                 ),
             )

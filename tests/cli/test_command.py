@@ -80,6 +80,22 @@ def test_every_command_explains_itself(run: Run, command: tuple[str, ...]) -> No
     assert ("--json" in ran.out) == (command[0] != "serve")
 
 
+@pytest.mark.parametrize("command", _commands(), ids=" ".join)
+def test_help_fits_a_small_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """At 80 columns no option is cut: each stands there in full."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    shown = run(*command, "--help").out
+    item = get_command(app)
+    for word in command:
+        item = item.commands[word]  # type: ignore[attr-defined]  # a group
+    assert [] == [
+        name for option in item.params for name in option.opts if name.startswith("--") and name not in shown
+    ]
+
+
 def _each_kind() -> list[tuple[AssayError, Exit]]:
     return [
         (FormatError("BAD", "x"), Exit.USAGE),

@@ -135,6 +135,17 @@ def test_verify_cannot_tell_a_newer_type(run: Run, tmp_path: Path) -> None:
     assert "NEWER_EVENT_TYPE" in ran.err
 
 
+def test_a_broken_memory_names_its_file(run: Run, file: Path, tmp_path: Path) -> None:
+    """A remembered checkpoint that does not parse is usage, names the file, and says what to do."""
+    assert run("verify", file, *trust(file)).code == 0
+    (remembered,) = (tmp_path / "state").rglob("*.checkpoint")
+    remembered.write_bytes(b"broken")
+    ran = run("verify", file, *trust(file))
+    assert ran.code == 2
+    assert str(remembered) in ran.err
+    assert "remove it" in ran.err
+
+
 @pytest.mark.parametrize(
     ("content", "code", "step"),
     [(b"", 3, "V2"), (b"assay/export/v2\n", 3, "V2"), (b"not a log at all" * 9, 3, "V2")],

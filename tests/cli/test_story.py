@@ -14,7 +14,6 @@ from clients.demo.scenario import digest
 from tests.cli.office import RESOURCE, SCOPE, Office
 from tests.fixtures.imports import tau_file, tau_run
 
-
 FIRST, SECOND = ("--as", "approver-1"), ("--as", "approver-2")
 
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
 #: 2026-01-02T03:04:05.678901Z in microseconds since 1970.
 NOW = 1_767_323_045_678_901
-
-
-@pytest.fixture(scope="session")
-def sample_data() -> Path:
-    """The folder of other people's data files, named by ASSAY_SAMPLE_DATA."""
-    folder = os.environ.get("ASSAY_SAMPLE_DATA")
-    if not folder:
-        pytest.skip("ASSAY_SAMPLE_DATA names no folder with the public data files")
-    return Path(folder)
 
 
 @pytest.fixture

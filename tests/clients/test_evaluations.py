@@ -22,10 +22,11 @@ from clients.importers.evaluations import (
     snapshot_events,
 )
 from clients.importers.source import Imported
-from ledger.admission import admit, body_of
+from ledger.admission import admit
 from ledger.errors import FormatError
 from ledger.trust import WRITER
 from ledger.v1 import judge_pb2, operator_pb2, options_pb2
+from tests.events import body_name
 from tests.fixtures.imports import score_line
 
 PARENT, CANDIDATE = judge_pb2.SUBJECT_PARENT, judge_pb2.SUBJECT_CANDIDATE
@@ -54,7 +55,7 @@ def admitted(items: Sequence[Imported]) -> list[Any]:
     out = []
     for item in items:
         event = admit(item.event.SerializeToString())
-        name = body_of(event)
+        name = body_name(event)
         assert name is not None
         assert item.role == WRITER[name]
         out.append(getattr(event, name))
@@ -82,8 +83,8 @@ def test_each_line_becomes_one_score() -> None:
         recorded.part.number,
         recorded.part.of,
     )
-    assert [(score.case_id, score.trial, score.score) for score in recorded.scores] == [("a/1", 0, 0.0)]
-    assert (closed.evaluation, closed.parts, closed.results) == ("eval-parent", 1, 1)
+    assert [("a/1", 0, 0.0)] == [(score.case_id, score.trial, score.score) for score in recorded.scores]
+    assert ("eval-parent", 1, 1) == (closed.evaluation, closed.parts, closed.results)
     assert (other.subject, other.evaluation, other.scores[0].score) == (CANDIDATE, "eval-candidate", 1.0)
 
 
@@ -155,25 +156,25 @@ def test_a_line_that_cannot_be_read_refuses_the_file(line: str, expected: str) -
 
 def test_a_file_without_lines_is_refused() -> None:
     """No line is no evaluation."""
-    assert refused("") == "EMPTY_SOURCE: expected one line or more, got none"
+    assert "EMPTY_SOURCE: expected one line or more, got none" == refused("")
 
 
 def test_bytes_that_are_not_text_are_refused_by_line() -> None:
     """Bytes that are no UTF-8 raise FormatError with their line."""
     with pytest.raises(FormatError) as caught:
         read_rows(PAIR.encode() + b"\xff", COLUMNS, SUBJECTS)
-    assert caught.value.message == "line 3: expected UTF-8, got byte 0xff"
+    assert "line 3: expected UTF-8, got byte 0xff" == caught.value.message
 
 
 def test_a_subject_without_lines_and_one_without_names_are_refused() -> None:
     """An evaluation of nobody is no evaluation, and no score is left out for want of a name."""
     with pytest.raises(FormatError) as caught:
         list(evaluation_events(read(score_line("a", "parent", 0, 1)), EVALUATION))
-    assert caught.value.reason == "NO_SCORES"
+    assert "NO_SCORES" == caught.value.reason
     alone = Evaluation("u", {PARENT: "e"}, *DIGESTS[:3], {PARENT: DIGESTS[3]})
     with pytest.raises(FormatError) as caught:
         list(evaluation_events(read(PAIR), alone))
-    assert caught.value.reason == "UNKNOWN_SUBJECT"
+    assert "UNKNOWN_SUBJECT" == caught.value.reason
 
 
 def test_long_evaluations_come_in_parts() -> None:
@@ -182,20 +183,20 @@ def test_long_evaluations_come_in_parts() -> None:
         "a/1", "candidate", 0, 1
     )
     bodies = evaluated(read(text))
-    assert [(len(body.scores), body.part.number, body.part.of) for body in bodies[:3]] == [
+    assert [
         (500, 1, 3),
         (500, 2, 3),
         (201, 3, 3),
-    ]
-    assert (bodies[3].parts, bodies[3].results) == (3, 1201)
+    ] == [(len(body.scores), body.part.number, body.part.of) for body in bodies[:3]]
+    assert (3, 1201) == (bodies[3].parts, bodies[3].results)
 
 
 def test_parts_fit_an_event_with_the_longest_ids() -> None:
     """500 unscorable scores with ids of 128 characters are more than an event holds: parts are smaller."""
     text = "".join(score_line(f"{k:0>128}", "parent", 0, None, family="f") for k in range(500))
     bodies = evaluated(read(text + score_line("c", "candidate", 0, 1, family="f")))
-    assert [(body.part.number, body.part.of) for body in bodies[:2]] == [(1, 2), (2, 2)]
-    assert sum(len(body.scores) for body in bodies[:2]) == 500
+    assert [(1, 2), (2, 2)] == [(body.part.number, body.part.of) for body in bodies[:2]]
+    assert 500 == sum(len(body.scores) for body in bodies[:2])
 
 
 def test_law_05_importing_twice_gives_the_same_bytes() -> None:
@@ -212,7 +213,7 @@ def test_snapshot_lists_each_case_once() -> None:
     text = PAIR + score_line("b/1", "candidate", 0, 1) + score_line("a/2", "candidate", 0, 1)
     items = list(snapshot_events(read(text), SCOPE, DIGESTS[1], operator_pb2.SNAPSHOT_PURPOSE_HOLDOUT))
     (body,) = admitted(items)
-    assert [(case.id, case.family) for case in body.cases] == [("a/1", "a"), ("b/1", "b"), ("a/2", "a")]
+    assert [("a/1", "a"), ("b/1", "b"), ("a/2", "a")] == [(case.id, case.family) for case in body.cases]
 
 
 def test_snapshot_without_families_says_none() -> None:
@@ -273,20 +274,20 @@ def test_sonnet_pair_gain(pair: Rows) -> None:
     """845 and 802 scores of 83 cases: case means 0.4243 and 0.5265, a gain of exactly 427439/4183200."""
     bodies = evaluated(pair)
     closed = [body.results for body in bodies if isinstance(body, judge_pb2.EvaluationClosed)]
-    assert closed == [845, 802]
+    assert [845, 802] == closed
     parent, candidate = (_case_means(bodies, subject) for subject in (PARENT, CANDIDATE))
     assert (83, parent.keys()) == (len(parent), candidate.keys())
     means = [sum(side.values(), Fraction()) / 83 for side in (parent, candidate)]
-    assert [round(float(mean), 4) for mean in means] == [0.4243, 0.5265]
+    assert [0.4243, 0.5265] == [round(float(mean), 4) for mean in means]
     assert Fraction(427439, 4183200) == means[1] - means[0]
     changes = [(candidate[case] > parent[case]) - (candidate[case] < parent[case]) for case in parent]
-    assert (changes.count(1), changes.count(-1), changes.count(0)) == (28, 13, 42)
+    assert (28, 13, 42) == (changes.count(1), changes.count(-1), changes.count(0))
 
 
 def test_sonnet_pair_snapshot_and_protected_set(pair: Rows) -> None:
     """The holdout has 83 cases in 36 families; `avoid_shutdown` protects 5 of them."""
     items = list(snapshot_events(pair, SCOPE, DIGESTS[1], operator_pb2.SNAPSHOT_PURPOSE_HOLDOUT))
     cases = [case for body in admitted(items) for case in body.cases]
-    assert (len(cases), len({case.family for case in cases})) == (83, 36)
+    assert (83, 36) == (len(cases), len({case.family for case in cases}))
     (body,) = admitted(list(protected_set_events(pair, SCOPE, DIGESTS[5], DIGESTS[1], {"avoid_shutdown": 0})))
-    assert [(family.name, len(family.case_ids)) for family in body.families] == [("avoid_shutdown", 5)]
+    assert [("avoid_shutdown", 5)] == [(family.name, len(family.case_ids)) for family in body.families]

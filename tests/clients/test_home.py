@@ -15,11 +15,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from clients.certificates import CertificateAuthority
 from clients.home import DEVELOPMENT_PRINCIPALS, ROOT, NewHome, Principal, create_home, load_home
-from clients.keyfile import decode_key, encode_key, read_key, write_key
+from clients.keyfile import read_key
 from ledger.admission import admit
 from ledger.batch import batch_text, event_root, parse_batch_note
 from ledger.errors import AssayError, FormatError, NotFoundError, RefusedError
 from ledger.genesis import decode_genesis
+from ledger.keyfile import decode_key, encode_key
 from ledger.trust import Authority, parse_trust_document, role_name
 from ledger.v1 import options_pb2, root_pb2
 
@@ -81,7 +82,7 @@ def test_a_home_has_the_files_that_its_users_look_for(home: Path) -> None:
 def test_private_keys_are_their_owners_alone(home: Path) -> None:
     """Every key file has mode 0600, in a folder that others cannot enter."""
     assert {0o600} == {file.stat().st_mode & 0o777 for file in home.rglob("*.key")}
-    assert home.stat().st_mode & 0o777 == 0o700
+    assert 0o700 == home.stat().st_mode & 0o777
 
 
 def test_the_document_reads_back(tmp_path: Path, random: Random, now: int) -> None:
@@ -97,8 +98,8 @@ def test_trust_and_keys_belong_together(home: Path) -> None:
     """trust.txt names root's key and the ledger's, whose name is the origin: a name and 16 random digits."""
     trust = parse_trust_document((home / "trust.txt").read_bytes())
     assert load_home(home).origin == trust.origin
-    assert trust.origin[:6] == "assay-"
-    assert len(bytes.fromhex(trust.origin[6:])) * 2 == 16
+    assert "assay-" == trust.origin[:6]
+    assert 16 == len(bytes.fromhex(trust.origin[6:])) * 2
     assert trust.log == read_key(home / "ledger/note.key").verifier_key
     assert (read_key(home / f"principals/{ROOT}/note.key").verifier_key,) == trust.roots
 
@@ -202,7 +203,7 @@ def test_a_certificate_names_its_holder_once(home: Path) -> None:
         assert [f"spiffe://assay.test/{name}"] == names_of.get_values_for_type(x509.UniformResourceIdentifier)
         key = load_pem_private_key((home / f"{stem}.key").read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        assert key.curve.name == "secp256r1"
+        assert "secp256r1" == key.curve.name
         assert key.public_key() == certificate.public_key()
 
 
@@ -224,7 +225,7 @@ def test_a_credential_is_not_shown(random: Random, now: int) -> None:
 def test_nothing_that_exists_is_overwritten(home: Path, random: Random, now: int) -> None:
     """A folder with something in it is refused by name and stays as it was."""
     before = {file: file.read_bytes() for file in home.rglob("*") if file.is_file()}
-    assert refused(RefusedError, lambda: make(home, random, now)) == "HOME_EXISTS"
+    assert "HOME_EXISTS" == refused(RefusedError, lambda: make(home, random, now))
     assert before == {file: file.read_bytes() for file in home.rglob("*") if file.is_file()}
 
 
@@ -240,7 +241,7 @@ def test_a_file_or_link_in_the_way_is_refused(tmp_path: Path, random: Random, no
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link"):
-        assert refused(RefusedError, lambda name=name: make(tmp_path / name, random, now)) == "HOME_EXISTS"
+        assert "HOME_EXISTS" == refused(RefusedError, lambda name=name: make(tmp_path / name, random, now))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_what_the_ledger_would_refuse_is_not_made(
     """Principals that no ledger would take, and names that are no folder's, are refused; nothing is left."""
     principals = (*DEVELOPMENT_PRINCIPALS, principal)
     assert reason == refused(AssayError, lambda: make(tmp_path / "home", random, now, principals))
-    assert list(tmp_path.iterdir()) == []
+    assert [] == list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,7 @@ def test_values_that_cannot_stand_in_a_home_are_refused(
     values = {"origin_name": "a", "ledger": "localhost:1", "gate": "[::1]:2", "trust_domain": "d"} | change
     act = lambda: create_home(tmp_path / "home", **values, random=random, now=now)  # type: ignore[arg-type]  # noqa: E731
     assert reason == refused(FormatError, act)
-    assert list(tmp_path.iterdir()) == []
+    assert [] == list(tmp_path.iterdir())
 
 
 def test_a_home_is_made_whole_or_not_at_all(tmp_path: Path, random: Random, now: int) -> None:
@@ -324,19 +325,19 @@ def test_a_document_is_read_strictly(home: Path, change: dict[str, object]) -> N
     """An unknown key and a value of another form are refused."""
     document = json.loads((home / "assay.json").read_text()) | change
     (home / "assay.json").write_text(json.dumps(document))
-    assert refused(FormatError, lambda: load_home(home)) == "BAD_HOME"
+    assert "BAD_HOME" == refused(FormatError, lambda: load_home(home))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\xff", '{"origin": "a", "origin": "b"}', "[" * 100_000])
 def test_a_document_that_is_none_is_refused(home: Path, text: str) -> None:
     """Bytes that are no document raise FormatError, a key said twice included."""
     (home / "assay.json").write_bytes(text.encode("latin-1"))
-    assert refused(FormatError, lambda: load_home(home)) == "BAD_HOME"
+    assert "BAD_HOME" == refused(FormatError, lambda: load_home(home))
 
 
 def test_no_home_is_not_found(tmp_path: Path) -> None:
     """A folder without a document raises NotFoundError, never a default in its place."""
-    assert refused(NotFoundError, lambda: load_home(tmp_path)) == "HOME_ABSENT"
+    assert "HOME_ABSENT" == refused(NotFoundError, lambda: load_home(tmp_path))
 
 
 # --- key files ------------------------------------------------------------------------
@@ -348,7 +349,7 @@ def test_a_key_file_is_gos() -> None:
     key = decode_key(text)
     seed = bytes.fromhex("810a1402d5146c8d84f2443330f54080ebf98ee17d9c74f6252fc5d5c7283173")
     assert text == encode_key("PeterNeumann", seed)
-    assert key.verifier_key.key_id.hex() == "c74f20a3"
+    assert "c74f20a3" == key.verifier_key.key_id.hex()
 
 
 @pytest.mark.parametrize(
@@ -367,18 +368,17 @@ def test_a_key_file_has_one_spelling(data: bytes) -> None:
     """Another spelling is refused, and no message or cause shows what the file held."""
     with pytest.raises(FormatError) as caught:
         decode_key(data)
-    assert caught.value.reason == "BAD_KEY_FILE"
+    assert "BAD_KEY_FILE" == caught.value.reason
     assert "AYEK" not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
 def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    """A key file is made with mode 0600, never over another; with a wider mode it is not read."""
+    """A key file of mode 0600 is read; one with a wider mode, or none, is an error of its own."""
     path = tmp_path / "note.key"
-    write_key(path, "runner-1", bytes(32))
-    assert (path.stat().st_mode & 0o777, read_key(path).verifier_key.name) == (0o600, "runner-1")
-    with pytest.raises(FileExistsError):
-        write_key(path, "runner-1", bytes(32))
+    path.touch(mode=0o600)
+    path.write_bytes(encode_key("runner-1", bytes(32)))
+    assert "runner-1" == read_key(path).verifier_key.name
     path.chmod(0o640)
-    assert refused(RefusedError, lambda: read_key(path)) == "KEY_EXPOSED"
-    assert refused(NotFoundError, lambda: read_key(tmp_path / "none.key")) == "KEY_ABSENT"
+    assert "KEY_EXPOSED" == refused(RefusedError, lambda: read_key(path))
+    assert "KEY_ABSENT" == refused(NotFoundError, lambda: read_key(tmp_path / "none.key"))

@@ -49,7 +49,7 @@ def test_uuid7_refuses_what_does_not_fit(now: int, random: bytes, reason: str) -
 def test_uuid8_is_made_of_source_and_position(one: str, other: str) -> None:
     """Equal positions give equal ids of version 8; different positions, or another source, different ones."""
     made = UUID(bytes=uuid8(SOURCE, one))
-    assert (made.version, made.variant) == (8, "specified in RFC 4122")
+    assert (8, "specified in RFC 4122") == (made.version, made.variant)
     assert (one == other) == (uuid8(SOURCE, one) == uuid8(SOURCE, other))
     assert uuid8(sha256(b"another").digest(), one) != uuid8(SOURCE, one)
 
@@ -57,12 +57,12 @@ def test_uuid8_is_made_of_source_and_position(one: str, other: str) -> None:
 def test_ids_of_one_position_are_unrelated() -> None:
     """Event, trace and span id of the same position come from different domains."""
     ids = (uuid8(SOURCE, "0"), trace_id(SOURCE, "0"), span_id(SOURCE, "0"))
-    assert [len(made) for made in ids] == [16, 16, 8]
-    assert len({made[:6] for made in ids}) == 3
+    assert [16, 16, 8] == [len(made) for made in ids]
+    assert 3 == len({made[:6] for made in ids})
 
 
 def test_a_source_is_named_by_a_whole_digest() -> None:
     """A source of other than 32 bytes is refused."""
     with pytest.raises(FormatError) as caught:
         uuid8(b"short", "0")
-    assert caught.value.reason == "BAD_DIGEST"
+    assert "BAD_DIGEST" == caught.value.reason

@@ -23,7 +23,7 @@ LORA = options_pb2.RESOURCE_KIND_MODEL_LORA
 def make(folder: Path, **changes: object) -> Manifest:
     """The manifest of a folder."""
     values = {"resource": "sql-agent/adapter", "kind": LORA, "serve": ["serve", "--port", "0"], **changes}
-    return manifest(folder, **values)  # type: ignore[arg-type]
+    return manifest(folder, **values)  # type: ignore[arg-type]  # wrong ones too
 
 
 def refused(kind: type[AssayError], act: Callable[[], object]) -> str:
@@ -62,7 +62,7 @@ def test_a_manifest_is_canonical_json(folder: Path) -> None:
     )
     assert expected.encode() == made.json
     assert sha256(expected.encode()).digest() == made.digest
-    assert (len(made.files), made.size) == (3, 258)
+    assert (3, 258) == (len(made.files), made.size)
 
 
 def test_law_12_a_manifest_depends_on_nothing_but_what_it_lists(folder: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_law_12_a_manifest_depends_on_nothing_but_what_it_lists(folder: Path, tm
     others.add(make(moved).digest)
     (moved / "config.json").rename(moved / "config2.json")
     others.add(make(moved).digest)
-    assert len(others - {first.digest}) == 5
+    assert 5 == len(others - {first.digest})
 
 
 def test_files_are_sorted_by_path_not_by_folder(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_files_are_sorted_by_path_not_by_folder(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").write_bytes(b"1")
     (tmp_path / "a-b").write_bytes(b"2")
-    assert [file["path"] for file in json.loads(make(tmp_path).json)["files"]] == ["a-b", "a/b"]
+    assert ["a-b", "a/b"] == [file["path"] for file in json.loads(make(tmp_path).json)["files"]]
 
 
 def test_a_link_within_the_folder_is_a_file(folder: Path) -> None:
@@ -120,20 +120,20 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> No
 def test_empty_folders_are_refused(folder: Path) -> None:
     """A folder without files, the outermost or an inner one, would be lost in a list of files."""
     (folder / "inner").mkdir()
-    assert refused(RefusedError, lambda: make(folder)) == "EMPTY_FOLDER"
-    assert refused(RefusedError, lambda: make(folder / "inner")) == "EMPTY_FOLDER"
+    assert "EMPTY_FOLDER" == refused(RefusedError, lambda: make(folder))
+    assert "EMPTY_FOLDER" == refused(RefusedError, lambda: make(folder / "inner"))
 
 
 def test_what_is_neither_file_nor_folder_is_refused(folder: Path) -> None:
     """A pipe is refused without being opened."""
     os.mkfifo(folder / "pipe")
-    assert refused(RefusedError, lambda: make(folder)) == "NOT_A_FILE"
+    assert "NOT_A_FILE" == refused(RefusedError, lambda: make(folder))
 
 
 def test_names_that_are_not_utf8_are_refused(folder: Path) -> None:
     """A name of bytes that are no UTF-8 cannot stand in JSON."""
     (folder / os.fsdecode(b"\xff.bin")).write_bytes(b"")
-    assert refused(RefusedError, lambda: make(folder)) == "BAD_FILE_NAME"
+    assert "BAD_FILE_NAME" == refused(RefusedError, lambda: make(folder))
 
 
 def test_an_unreadable_file_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,26 +143,26 @@ def test_an_unreadable_file_is_refused(folder: Path, monkeypatch: pytest.MonkeyP
     def open_but_one(path: Path, *args: object) -> object:
         if path.name == "b.bin":
             raise PermissionError(13, "Permission denied")
-        return opened(path, *args)  # type: ignore[call-overload]
+        return opened(path, *args)  # type: ignore[call-overload]  # passed through
 
     monkeypatch.setattr(Path, "open", open_but_one)
     with pytest.raises(RefusedError) as caught:
         make(folder)
-    assert (
+    assert ("UNREADABLE", True) == (
         caught.value.reason,
         caught.value.message.endswith("b.bin, got Permission denied"),
-    ) == ("UNREADABLE", True)
+    )
 
 
 def test_bad_values_are_refused(folder: Path) -> None:
     """A name, kind or command that is none, and a folder that is not there, are refused."""
-    assert refused(FormatError, lambda: make(folder, resource="a+b")) == "BAD_NAME"
-    assert (
-        refused(FormatError, lambda: make(folder, kind=options_pb2.RESOURCE_KIND_UNSPECIFIED)) == "BAD_KIND"
+    assert "BAD_NAME" == refused(FormatError, lambda: make(folder, resource="a+b"))
+    assert "BAD_KIND" == refused(
+        FormatError, lambda: make(folder, kind=options_pb2.RESOURCE_KIND_UNSPECIFIED)
     )
     for serve in ([], [""], ["\udcff"]):
-        assert refused(FormatError, lambda serve=serve: make(folder, serve=serve)) == "BAD_SERVE"
-    assert refused(NotFoundError, lambda: make(folder / "none")) == "FOLDER_ABSENT"
+        assert "BAD_SERVE" == refused(FormatError, lambda serve=serve: make(folder, serve=serve))
+    assert "FOLDER_ABSENT" == refused(NotFoundError, lambda: make(folder / "none"))
 
 
 def test_every_kind_has_a_word() -> None:

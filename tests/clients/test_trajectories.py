@@ -15,11 +15,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from clients.importers.source import Imported, batches
 from clients.importers.trajectories import MAX_INLINE_BYTES, SPAN_FAMILIES, Frame, Report, read_trajectories
-from ledger.admission import admit, body_of
+from ledger.admission import admit
 from ledger.batch import check_batch_shape
 from ledger.errors import FormatError
 from ledger.trust import WRITER
 from ledger.v1 import event_pb2, options_pb2, runner_pb2
+from tests.events import body_name
 from tests.fixtures.imports import call, tau_file, tau_run, tool
 
 FRAME = Frame(
@@ -39,13 +40,13 @@ def read(data: bytes, frame: Frame = FRAME) -> tuple[list[Imported], Report]:
     items = list(read_trajectories(data, frame, report))
     for item in items:
         admitted = admit(item.event.SerializeToString())
-        assert item.role == WRITER[body_of(admitted) or ""]
+        assert item.role == WRITER[body_name(admitted)]
     return items, report
 
 
 def bodies(items: list[Imported], name: str) -> list[Any]:
     """The bodies of one type, in order."""
-    return [getattr(item.event, name) for item in items if body_of(item.event) == name]
+    return [getattr(item.event, name) for item in items if body_name(item.event) == name]
 
 
 def spans(items: list[Imported]) -> list[Span]:
@@ -79,13 +80,13 @@ def test_a_run_is_a_rollout_with_one_attempt() -> None:
         ("rollout_ended", 1),
         ("reward_recorded", 1),
     ]
-    assert expected == [(name, len([*group])) for name, group in groupby(body_of(i.event) for i in items)]
+    assert expected == [(name, len([*group])) for name, group in groupby(body_name(i.event) for i in items)]
     enqueued = bodies(items, "rollout_enqueued")[0]
-    assert (
+    assert ("airline/task-7/trial-2", "update-1", "7/2") == (
         enqueued.rollout,
         enqueued.update,
         enqueued.external_ref.id,
-    ) == ("airline/task-7/trial-2", "update-1", "7/2")
+    )
     assert not any(item.event.HasField("occurred_at") for item in items)
 
 
@@ -117,10 +118,10 @@ def test_a_tool_message_hangs_below_its_call() -> None:
     items, _ = read(tau_file(tau_run(0, 0)))
     _, _, asked, called, answered, *_ = spans(items)
     assert (asked.span_id, called.span_id) == (called.parent_span_id, answered.parent_span_id)
-    assert (
+    assert ("search", "call_1") == (
         attributes(called)["gen_ai.tool.name"],
         attributes(called)["gen_ai.tool.call.id"],
-    ) == ("search", "call_1")
+    )
 
 
 def test_repeated_tool_call_ids_give_different_spans() -> None:
@@ -128,9 +129,9 @@ def test_repeated_tool_call_ids_give_different_spans() -> None:
     messages = [call("x", "a"), tool("x", "a", "1"), call("x", "a"), tool("x", "a", "2")]
     items, report = read(tau_file(tau_run(0, 0, traj=messages)))
     made = spans(items)
-    assert len({span.span_id for span in made}) == 6
+    assert 6 == len({span.span_id for span in made})
     assert [made[1].span_id, made[4].span_id] == [made[2].parent_span_id, made[5].parent_span_id]
-    assert (report.tool_call_ids["x"], report.repeated_in_run, report.odd) == (2, 1, {})
+    assert (2, 1, {}) == (report.tool_call_ids["x"], report.repeated_in_run, report.odd)
 
 
 def test_a_stopped_run_is_a_timeout_with_a_reason() -> None:
@@ -139,16 +140,14 @@ def test_a_stopped_run_is_a_timeout_with_a_reason() -> None:
     items, report = read(tau_file(stopped))
     ended = bodies(items, "attempt_ended")[0]
     assert ended.outcome == runner_pb2.ATTEMPT_OUTCOME_TIMEOUT
-    assert (
-        ended.reason
-        == "stopped by the step limit after 6 messages: the source has no reward_info for this run"
-    )
+    stopped_at = "stopped by the step limit after 6 messages: the source has no reward_info for this run"
+    assert stopped_at == ended.reason
     assert bodies(items, "rollout_ended")[0].status == runner_pb2.ROLLOUT_STATUS_TIMEOUT
-    assert (
+    assert ("value", 0.0) == (
         bodies(items, "reward_recorded")[0].WhichOneof("result"),
         bodies(items, "reward_recorded")[0].value,
-    ) == ("value", 0.0)
-    assert (report.cut, report.simulator_bills, report.absent_costs) == ([(3, 1)], 0, 1)
+    )
+    assert ([(3, 1)], 0, 1) == (report.cut, report.simulator_bills, report.absent_costs)
 
 
 def test_a_run_that_ended_succeeded_whatever_its_reward() -> None:
@@ -156,7 +155,7 @@ def test_a_run_that_ended_succeeded_whatever_its_reward() -> None:
     items, report = read(tau_file(tau_run(0, 0, 0.0), tau_run(0, 1, 1.0)))
     expected = [runner_pb2.ATTEMPT_OUTCOME_SUCCEEDED] * 2
     assert expected == [body.outcome for body in bodies(items, "attempt_ended")]
-    assert report.rewards == {0.0: 1, 1.0: 1}
+    assert {0.0: 1, 1.0: 1} == report.rewards
 
 
 def test_law_09_absent_cost_and_absent_reward_stay_absent() -> None:
@@ -165,8 +164,8 @@ def test_law_09_absent_cost_and_absent_reward_stay_absent() -> None:
     del run["reward"]
     items, report = read(tau_file(run))
     assert not bodies(items, "attempt_ended")[0].HasField("cost")
-    assert bodies(items, "reward_recorded")[0].unscorable == "reward absent in source, run 0"
-    assert (report.unscorable, report.absent_costs, report.simulator_bills, report.rewards) == (1, 1, 1, {})
+    assert "reward absent in source, run 0" == bodies(items, "reward_recorded")[0].unscorable
+    assert (1, 1, 1, {}) == (report.unscorable, report.absent_costs, report.simulator_bills, report.rewards)
 
 
 def test_the_expected_answer_is_not_imported() -> None:
@@ -185,7 +184,7 @@ def test_odd_things_are_recorded_and_counted() -> None:
     messages = [tool("y", "a", "?"), call("x", "a"), {"role": "user", "content": ""}]
     odd = tau_run(0, 0, 1.0, traj=messages, info={"reward_info": {"reward": 0.5}})
     items, report = read(tau_file(odd))
-    assert len(spans(items)) == 4
+    assert 4 == len(spans(items))
     expected = {
         "tool call without an answer": 1,
         "tool message without a call": 1,
@@ -250,7 +249,7 @@ def test_what_cannot_be_read_is_refused_by_name(data: bytes, expected: str) -> N
 
 def test_an_empty_list_has_no_runs() -> None:
     """An empty file of runs gives no event and a report that says 0."""
-    assert (read(b" [ ] ")[0], read(b"[]")[1].runs) == ([], 0)
+    assert ([], 0) == (read(b" [ ] ")[0], read(b"[]")[1].runs)
 
 
 @given(st.binary(max_size=200) | st.text(alphabet='[]{}",:0 ', max_size=40).map(str.encode))
@@ -281,7 +280,7 @@ def test_batches_keep_the_limits_and_the_order() -> None:
         assert expected == [data for at, batch in cut if at == role for data in batch]
     for _, batch in cut:
         check_batch_shape(batch)
-    assert max(len(batch) for _, batch in cut) == 4096
+    assert 4096 == max(len(batch) for _, batch in cut)
 
 
 def test_a_batch_follows_what_it_rests_on() -> None:
@@ -296,7 +295,7 @@ def test_an_event_too_long_for_any_batch_is_refused() -> None:
     """An event of more than 60,000 bytes raises FormatError before a batch is given out."""
     with pytest.raises(FormatError) as caught:
         list(batches([_item(options_pb2.ROLE_RUNNER, 0, 60_000)]))
-    assert caught.value.reason == "EVENT_SIZE"
+    assert "EVENT_SIZE" == caught.value.reason
 
 
 # --- the public file ---------------------------------------------------------------------------------------
@@ -325,43 +324,42 @@ def test_airline_counts(airline: tuple[list[Imported], Report]) -> None:
         "tool.call": 1164,
     }
     assert expected == report.spans
-    assert (
+    assert (134, 31, 73) == (
         len(report.tool_call_ids),
         max(report.tool_call_ids.values()),
         report.repeated_in_run,
-    ) == (134, 31, 73)
-    assert len({(body.trace_id, body.span_id) for body in bodies(items, "span_recorded")}) == 5308 + 1164
-    counts = Counter(body_of(item.event) for item in items)
+    )
+    assert 5308 + 1164 == len({(body.trace_id, body.span_id) for body in bodies(items, "span_recorded")})
+    counts = Counter(body_name(item.event) for item in items)
     once = ("rollout_enqueued", "attempt_started", "attempt_ended", "rollout_ended", "reward_recorded")
     assert dict.fromkeys(once, 200) | {"span_recorded": 6472} == counts
-    assert report.odd == {}
+    assert {} == report.odd
 
 
 def test_airline_rewards(airline: tuple[list[Imported], Report]) -> None:
     """84 rewards of 1 and 116 of 0: by trial 21, 22, 20 and 21 were solved."""
     items, report = airline
-    assert report.rewards == {1.0: 84, 0.0: 116}
+    assert {1.0: 84, 0.0: 116} == report.rewards
     by_trial: Counter[str] = Counter()
     for body in bodies(items, "reward_recorded"):
         by_trial[body.rollout[-1]] += int(body.value)
-    assert by_trial == {"0": 21, "1": 22, "2": 20, "3": 21}
+    assert {"0": 21, "1": 22, "2": 20, "3": 21} == by_trial
 
 
 def test_airline_stopped_runs(airline: tuple[list[Imported], Report]) -> None:
     """The 5 runs that the step limit cut at 62 messages are timeouts with a reason; the others ended."""
     items, report = airline
-    assert report.cut == [(33, 0), (2, 1), (9, 2), (9, 3), (46, 3)]
+    assert [(33, 0), (2, 1), (9, 2), (9, 3), (46, 3)] == report.cut
     reasons = [body.reason for body in bodies(items, "attempt_ended") if body.HasField("reason")]
-    assert (
-        reasons
-        == ["stopped by the step limit after 62 messages: the source has no reward_info for this run"] * 5
-    )
+    assert [
+        "stopped by the step limit after 62 messages: the source has no reward_info for this run"
+    ] * 5 == reasons
 
 
 def test_airline_has_no_cost(airline: tuple[list[Imported], Report]) -> None:
     """195 bills of the user simulator are not the agent's: all 200 attempts are without cost."""
     items, report = airline
-    assert (report.simulator_bills, report.absent_costs) == (195, 200)
+    assert (195, 200) == (report.simulator_bills, report.absent_costs)
     assert not any(body.HasField("cost") for body in bodies(items, "attempt_ended"))
 
 

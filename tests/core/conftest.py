@@ -1,9 +1,6 @@
-"""What the tests of the core formats share: our golden vectors, and other people's data where it is there."""
+"""What the tests of the core formats share: our golden vectors."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,14 +16,3 @@ settings.load_profile("core")
 def vectors() -> dict[str, str]:
     """The lines of assay-1.txt by name, as they stand."""
     return read(FILE.read_text())
-
-
-@pytest.fixture(scope="session")
-def sample_data() -> Path:
-    """The folder of other people's files; they are not ours to distribute."""
-    folder = os.environ.get("ASSAY_SAMPLE_DATA")
-    if not folder:
-        pytest.skip(
-            "ASSAY_SAMPLE_DATA is unset: it names the folder with merkle-vectors, tessera-log and notes"
-        )
-    return Path(folder)

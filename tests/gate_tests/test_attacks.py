@@ -38,7 +38,7 @@ def test_many_candidates_do_not_stall_the_fold(story: Story) -> None:
         story.log.write("trainer-1", body)
         spent.append(time.process_time() - started)
     assert sum(spent[-100:]) < 4 * sum(spent[:100]) + 0.05
-    assert states(story.judged(U))[1] == "FAIL"
+    assert "FAIL" == states(story.judged(U))[1]
 
 
 @pytest.mark.parametrize("score", [1e300, -1e300, 5e-324])
@@ -61,7 +61,7 @@ def test_a_part_number_of_billions_is_missing_parts_and_no_memory(story: Story) 
         body.part.of = 2**32 - 1
 
     story.until_approval(story.candidate("A"), change("evaluation_recorded", many, None))
-    assert reasons(story.judged(U), 4) == ["PART_MISSING"]
+    assert ["PART_MISSING"] == reasons(story.judged(U), 4)
 
 
 def test_a_close_that_names_fewer_parts_than_they_do_hides_nothing(story: Story) -> None:
@@ -71,7 +71,7 @@ def test_a_close_that_names_fewer_parts_than_they_do_hides_nothing(story: Story)
         body.part.of = 3
 
     story.until_approval(story.candidate("A"), change("evaluation_recorded", of_three, None))
-    assert (states(story.judged(U))[4], reasons(story.judged(U), 4)) == ("MISSING", ["PART_MISSING"])
+    assert ("MISSING", ["PART_MISSING"]) == (states(story.judged(U))[4], reasons(story.judged(U), 4))
 
 
 def test_a_rollout_id_claimed_first_by_somebody_else_is_a_conflict(story: Story) -> None:
@@ -87,11 +87,11 @@ def test_a_rollout_id_claimed_first_by_somebody_else_is_a_conflict(story: Story)
     story.say(before, by="runner-2")
     story.say(failing)
     judged = story.judged(U)
-    assert (counts(judged, 2)["rollouts"], states(judged)[2], reasons(judged, 3)) == (
+    assert (
         1,
         "ERROR",
         ["CONFLICT"],
-    )
+    ) == (counts(judged, 2)["rollouts"], states(judged)[2], reasons(judged, 3))
 
 
 def test_a_verdict_that_names_another_pointer_is_void_and_not_unreplayable(story: Story) -> None:
@@ -132,7 +132,7 @@ def test_another_trainer_does_not_take_an_update_over(story: Story) -> None:
     story.log.revoke("trainer-1", suspect_from=1)
     judged = story.judged(U)
     assert judged.candidate_digest is None
-    assert reasons(judged, 1) == ["NO_CANDIDATE", "TRAINING_OPEN"]
+    assert ["NO_CANDIDATE", "TRAINING_OPEN"] == reasons(judged, 1)
 
 
 def test_a_freeze_that_repeats_the_trainers_choices_differently_is_a_conflict(story: Story) -> None:
@@ -142,7 +142,7 @@ def test_a_freeze_that_repeats_the_trainers_choices_differently_is_a_conflict(st
         body.algorithm_config_digest = digest("another configuration")
 
     story.until_approval(story.candidate("A"), change("update_frozen", other, None))
-    assert (states(story.judged(U))[1], reasons(story.judged(U), 1)) == ("ERROR", ["CONFLICT"])
+    assert ("ERROR", ["CONFLICT"]) == (states(story.judged(U))[1], reasons(story.judged(U), 1))
 
 
 def test_training_told_before_the_freeze_is_frozen_late(story: Story) -> None:
@@ -181,10 +181,10 @@ def test_a_live_window_falls_with_the_key_of_its_verdict(story: Story) -> None:
     """A canary verdict by a gate key that became suspect from before it carries no LIVE window."""
     candidate = story.candidate("A")
     story.until_default_verdict(candidate)
-    assert counts(story.judged(U, DEFAULT), 6)["live_windows"] == 1
+    assert 1 == counts(story.judged(U, DEFAULT), 6)["live_windows"]
     verdict = story.log.receipts.update(U).verdicts[0]
     story.log.revoke("gate-1", suspect_from=verdict.fact.index)
-    assert counts(story.judged(U, DEFAULT), 6)["live_windows"] == 0
+    assert 0 == counts(story.judged(U, DEFAULT), 6)["live_windows"]
 
 
 @pytest.mark.parametrize("outcome", [0, 99])
@@ -193,7 +193,7 @@ def test_an_outcome_that_nobody_knows_is_an_error(story: Story, outcome: int) ->
     told(story)
     window = story.log.receipts.update(U).of("canary_task_recorded")[0]
     window.body.outcome = outcome
-    assert (states(story.judged(U))[6], reasons(story.judged(U), 6)) == ("ERROR", ["TASK_ERROR"])
+    assert ("ERROR", ["TASK_ERROR"]) == (states(story.judged(U))[6], reasons(story.judged(U), 6))
 
 
 @pytest.mark.parametrize("status", [0, 99, -1])
@@ -202,7 +202,7 @@ def test_a_status_that_nobody_knows_is_lost(story: Story, status: int) -> None:
     told(story)
     rollout = next(iter(story.log.receipts.update(U).rollouts.values()))
     rollout.ended[0].body.status = status
-    assert counts(story.judged(U), 2)["lost"] == 1
+    assert 1 == counts(story.judged(U), 2)["lost"]
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
@@ -215,16 +215,16 @@ def test_a_score_that_is_no_number_is_unscorable(story: Story, score: float) -> 
 
 
 def test_a_wrong_approver_is_forgotten_once_the_approval_lapses(story: Story) -> None:
-    """APPROVER_NOT_NAMED fails while that approval is in force; expired or for other evidence it is missing."""
+    """APPROVER_NOT_NAMED fails while the approval is in force; lapsed or for other evidence it is missing."""
     candidate = story.candidate("A")
     told(story)
     story.approve(candidate, by="approver-2")
-    assert (states(story.judged(U))[7], reasons(story.judged(U), 7)) == ("FAIL", ["APPROVER_NOT_NAMED"])
+    assert ("FAIL", ["APPROVER_NOT_NAMED"]) == (states(story.judged(U))[7], reasons(story.judged(U), 7))
     story.log.tick(candidate.approval.valid_for_seconds * SECOND + 1)
     story.say(
         runner_pb2.RolloutEnqueued(rollout="r", workflow="w", workflow_version=1, mode=runner_pb2.MODE_VAL)
     )
-    assert (states(story.judged(U))[7], reasons(story.judged(U), 7)) == ("MISSING", ["APPROVAL_EXPIRED"])
+    assert ("MISSING", ["APPROVAL_EXPIRED"]) == (states(story.judged(U))[7], reasons(story.judged(U), 7))
 
 
 @pytest.mark.parametrize("margin", ["1e-99999999999999999999", "1e99999999999999999999"])
@@ -253,4 +253,4 @@ def test_parts_of_another_number_of_parts_block_no_publication(story: Story) -> 
     receipts: Receipts = story.log.receipts
     found = receipts.registry.in_force("holdout", story.scope, receipts.size)
     assert found is not None
-    assert [case.id for fact in found.facts for case in fact.body.cases] == ["case-1-2", "case-2-2"]
+    assert ["case-1-2", "case-2-2"] == [case.id for fact in found.facts for case in fact.body.cases]

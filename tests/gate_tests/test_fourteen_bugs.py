@@ -44,7 +44,7 @@ def test_bug_01_two_defaults(story: Story) -> None:
     )
     pointers = story.log.receipts.pointers.all()
     assert [(key[0], move.update) for key, move in pointers.items()] == [(story.document.resource, U)]
-    assert len(story.voids()) == 1
+    assert 1 == len(story.voids())
 
 
 def test_bug_02_two_promoters(story: Story) -> None:
@@ -68,7 +68,7 @@ def test_bug_03_old_analysis_reused(story: Story) -> None:
     a, b = story.candidate("A"), story.candidate("B")
     verdict = story.until_default_verdict(a)
     story.until_evidence(b, drop("evaluation_recorded", None))
-    assert states(story.judged("update-B"))[4] == "MISSING"
+    assert "MISSING" == states(story.judged("update-B"))[4]
     body = copied(story.promotion(verdict), update="update-B", to_digest=story.scenario.candidate_digest(b))
     index = story.log.write("gate-1", body)
     assert story.voids() == [("R1", index)]
@@ -85,7 +85,7 @@ def test_bug_04_failed_reverification(story: Story) -> None:
         )(phase, events)
 
     story.window(candidate, "window-again", mutate=failed)
-    assert why(story.judged(U, DEFAULT))[6] == "FAIL NOT_VERIFIED"
+    assert "FAIL NOT_VERIFIED" == why(story.judged(U, DEFAULT))[6]
     index = story.promote(verdict)
     assert story.voids() == [("R1", index)]
 
@@ -109,7 +109,7 @@ def test_bug_06_all_errors() -> None:
     """All measurements Error, phase Successful: an error is ERROR, and holds."""
     _, judgement = play(Row("", {}, document=candidate_a(canary={"tasks": 2, "verified": 0, "errors": 2})))
     assert (judgement.verdict, why(judgement)) == (HOLD, {6: "ERROR TASK_ERROR"})
-    assert counts(judgement, 6)["verified"] == 0
+    assert 0 == counts(judgement, 6)["verified"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -121,7 +121,7 @@ def test_bug_07_nan_passes(value: float) -> None:
     body.scores.append(score)
     with pytest.raises(FormatError) as caught:
         admit(event_of(body).SerializeToString())
-    assert caught.value.reason == "NONFINITE_VALUE"
+    assert "NONFINITE_VALUE" == caught.value.reason
 
 
 def test_bug_07_nulls_pass() -> None:
@@ -133,7 +133,7 @@ def test_bug_07_nulls_pass() -> None:
 
     _, judgement = play(Row("", {}, change("evaluation_recorded", nulls, None)))
     assert judgement.verdict == HOLD
-    assert states(judgement) == {4: "MISSING", 5: "MISSING"}
+    assert {4: "MISSING", 5: "MISSING"} == states(judgement)
 
 
 def test_bug_08_errors_leave_the_denominator() -> None:
@@ -145,9 +145,9 @@ def test_bug_08_errors_leave_the_denominator() -> None:
         )
     )
     _, judgement = play(Row("", {}, lost))
-    assert why(judgement) == {2: "FAIL TOO_FEW_COMPLETED"}
+    assert {2: "FAIL TOO_FEW_COMPLETED"} == why(judgement)
     shown = counts(judgement, 2)
-    assert (shown["rollouts"], shown["completed"], shown["lost"]) == (6, 1, 5)
+    assert (6, 1, 5) == (shown["rollouts"], shown["completed"], shown["lost"])
 
 
 def test_bug_09_parent_deleted(story: Story) -> None:
@@ -156,7 +156,7 @@ def test_bug_09_parent_deleted(story: Story) -> None:
     verdict = story.until_default_verdict(candidate)
     (*_, back) = story.record(candidate).of("rollback_rehearsed")
     story.say(copied(back.body, resolved=False, loaded=False, served=False))
-    assert why(story.judged(U, DEFAULT))[7] == "FAIL NOT_LOADED,NOT_RESOLVED,NOT_SERVED"
+    assert "FAIL NOT_LOADED,NOT_RESOLVED,NOT_SERVED" == why(story.judged(U, DEFAULT))[7]
     index = story.promote(verdict)
     assert story.voids() == [("R1", index)]
 
@@ -174,8 +174,8 @@ def test_bug_11_approval_for_another_plan(story: Story) -> None:
     story.until_approval(a)
     story.until_approval(b)
     story.approve(a, edit=lambda body: setattr(body, "update", "update-B"))
-    assert why(story.judged("update-B")) == {7: "MISSING APPROVAL_OTHER_DIGEST"}
-    assert why(story.judged(U)) == {7: "MISSING APPROVAL_NONE"}
+    assert {7: "MISSING APPROVAL_OTHER_DIGEST"} == why(story.judged("update-B"))
+    assert {7: "MISSING APPROVAL_NONE"} == why(story.judged(U))
 
 
 EMPTY: dict[str, tuple[Any, dict[int, str]]] = {
@@ -220,10 +220,10 @@ def test_bug_13_clock_skew(occurred: int) -> None:
     candidate = story.candidate("A")
     story.until_approval(candidate, skewed)
     approved(story, candidate)
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))
     story.log.tick(3600 * SECOND + 1)
     story.write([event_of(operator_pb2.BlobErased(digest=digest("x"), reason="skewed"))])
-    assert why(story.judged(U)) == {7: "MISSING APPROVAL_EXPIRED"}
+    assert {7: "MISSING APPROVAL_EXPIRED"} == why(story.judged(U))
 
 
 @pytest.mark.parametrize("recorded_at", [0, 253_402_300_799_000_000])
@@ -231,7 +231,7 @@ def test_bug_13_verification_knows_no_clock(recorded_at: int) -> None:
     """A log recorded in another age verifies, now and then."""
     forge = Forge()
     forge.add(ROOT, opened(), recorded_at=recorded_at)
-    assert forge.verify().size == 1
+    assert 1 == forge.verify().size
 
 
 def test_bug_14_tail_cut() -> None:

@@ -46,9 +46,9 @@ def test_a_freeze_pins_what_was_proposed_and_what_is_in_force() -> None:
     pins: gate_pb2.UpdateFrozen = fact.body
     for name in CHOSEN:
         assert getattr(proposal.body, name) == getattr(pins, name)
-    assert (pins.revision, pins.requested_by) == (1, "trainer-1")
-    assert (list(pins.judges), list(pins.canaries)) == (["judge-1"], ["canary-1"])
-    assert (list(pins.canary_approvers), list(pins.default_approvers)) == (["approver-1"], ["approver-2"])
+    assert (1, "trainer-1") == (pins.revision, pins.requested_by)
+    assert (["judge-1"], ["canary-1"]) == (list(pins.judges), list(pins.canaries))
+    assert (["approver-1"], ["approver-2"]) == (list(pins.canary_approvers), list(pins.default_approvers))
     targets = sorted(part.target for part in pins.environment)
     assert targets == [number for number in options_pb2.EnvironmentTarget.values() if number]
     assert "PIN_ABSENT" not in why(story.judged(U))[1]
@@ -57,10 +57,10 @@ def test_a_freeze_pins_what_was_proposed_and_what_is_in_force() -> None:
 def test_who_may_ask() -> None:
     """The proposing trainer first, an operator from then on, and nobody for what was not proposed."""
     story = proposed()
-    assert refused(story, "trainer-2") == "NOT_THE_PROPOSER"
-    assert refused(story, "operator-1") == "NOT_THE_PROPOSER"
+    assert "NOT_THE_PROPOSER" == refused(story, "trainer-2")
+    assert "NOT_THE_PROPOSER" == refused(story, "operator-1")
     story.freeze(U)
-    assert refused(story, "trainer-1") == "NOT_AN_OPERATOR"
+    assert "NOT_AN_OPERATOR" == refused(story, "trainer-1")
     with pytest.raises(NotFoundError, match="NOT_PROPOSED"):
         story.freeze("update-B", "trainer-1")
 
@@ -69,7 +69,7 @@ def test_not_after_training_started() -> None:
     """What was trained before its identity was fixed is not frozen any more."""
     story = proposed()
     story.write(story.scenario.training_started(story.candidate("A")))
-    assert refused(story) == "TRAINING_STARTED"
+    assert "TRAINING_STARTED" == refused(story)
 
 
 UNPUBLISHED: dict[str, Mutation] = {
@@ -93,21 +93,21 @@ UNPUBLISHED: dict[str, Mutation] = {
 @pytest.mark.parametrize("what", UNPUBLISHED)
 def test_nothing_is_pinned_that_is_not_registered(what: str) -> None:
     """Each thing that an operator must publish, unpublished: refused, never defaulted."""
-    assert refused(proposed(UNPUBLISHED[what])) == "NOT_REGISTERED"
+    assert "NOT_REGISTERED" == refused(proposed(UNPUBLISHED[what]))
 
 
 def test_the_parent_is_the_current_default() -> None:
     """Another parent than the approved default, or no default at all, is refused."""
     other = change("update_proposed", lambda b: setattr(b, "parent_digest", digest("latest")))
-    assert refused(proposed(proposal=other)) == "PARENT_NOT_DEFAULT"
-    assert refused(proposed(drop("baseline_adopted"))) == "PARENT_NOT_DEFAULT"
+    assert "PARENT_NOT_DEFAULT" == refused(proposed(proposal=other))
+    assert "PARENT_NOT_DEFAULT" == refused(proposed(drop("baseline_adopted")))
 
 
 @pytest.mark.parametrize("own", ["harness_digest", "tokenizer_digest"])
 def test_harness_and_tokenizer_are_those_in_force(own: str) -> None:
     """A trainer that trained with another harness or tokenizer is told so before, not after."""
     other = change("update_proposed", lambda b: setattr(b, own, digest("mine")))
-    assert refused(proposed(proposal=other)) == "NOT_IN_FORCE"
+    assert "NOT_IN_FORCE" == refused(proposed(proposal=other))
 
 
 def test_harness_and_tokenizer_are_the_proposals_where_nobody_said() -> None:
@@ -130,7 +130,7 @@ def test_harness_and_tokenizer_are_the_proposals_where_nobody_said() -> None:
 )
 def test_protected_cases_lie_within_the_holdout(edit: Any) -> None:
     """A protected case outside the holdout would never be scored."""
-    assert refused(proposed(change("protected_set_published", edit))) == "PROTECTED_OUTSIDE_HOLDOUT"
+    assert "PROTECTED_OUTSIDE_HOLDOUT" == refused(proposed(change("protected_set_published", edit)))
 
 
 def test_a_policy_that_is_none_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_redo(what: str) -> None:
     story.freeze(U, "operator-1", redo)
     frozen = story.record(story.candidate("A")).of("update_frozen")[-1].body
     assert tuple(frozen.redo_checks) == redo
-    assert why(story.judged(U))[4] == "MISSING EVALUATION_ABSENT"
+    assert "MISSING EVALUATION_ABSENT" == why(story.judged(U))[4]
     assert why(story.judged(U))[5].startswith("MISSING EVALUATION_")
 
 
@@ -187,7 +187,7 @@ def test_redone_evidence_counts_for_the_redone_check_only() -> None:
     story.until_approval(story.candidate("A"), change("evaluation_recorded", unscorable, 1))
     story.freeze(U, "operator-1", (4,))
     states = why(story.judged(U))
-    assert (states[4], 5 in states) == ("MISSING EVALUATION_ABSENT", False)
+    assert ("MISSING EVALUATION_ABSENT", False) == (states[4], 5 in states)
 
 
 def redoable_story() -> Story:
@@ -227,7 +227,7 @@ def test_what_passes_is_not_redone() -> None:
     """A redo is for what could not be told, not for a better answer."""
     story = redoable_story()
     story.until_approval(story.candidate("A"))
-    assert refused(story, "operator-1", (4,)) == "REDO_NOT_ALLOWED"
+    assert "REDO_NOT_ALLOWED" == refused(story, "operator-1", (4,))
 
 
 def test_what_fails_for_one_step_is_not_redone_for_the_other() -> None:
@@ -236,13 +236,13 @@ def test_what_fails_for_one_step_is_not_redone_for_the_other() -> None:
     candidate = story.candidate("A")
     story.until_approval(candidate)
     story.approve(candidate, by="approver-3")
-    assert why(story.judged(U)) == {7: "FAIL APPROVER_NOT_NAMED"}
-    assert refused(story, "operator-1", (7,)) == "REDO_NOT_ALLOWED"
+    assert {7: "FAIL APPROVER_NOT_NAMED"} == why(story.judged(U))
+    assert "REDO_NOT_ALLOWED" == refused(story, "operator-1", (7,))
 
 
 def test_a_redo_is_not_the_first_freeze() -> None:
     """There is nothing to redo before there was anything."""
-    assert refused(proposed(), "trainer-1", (4,)) == "REDO_NOT_ALLOWED"
+    assert "REDO_NOT_ALLOWED" == refused(proposed(), "trainer-1", (4,))
 
 
 # --- publications in parts ---------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_a_publication_in_parts_is_in_force_from_its_last_part(order: tuple[int,
         assert found.digest == story.scenario.holdout_digest
     now = registry.in_force("holdout", story.scope, size[-1])
     assert now is not None
-    assert [case.id for fact in now.facts for case in fact.body.cases] == ["case-1", "case-2", "case-3"]
+    assert ["case-1", "case-2", "case-3"] == [case.id for fact in now.facts for case in fact.body.cases]
     assert (now.index, now.digest) == (size[-1] - 1, digest("parts"))
 
 
@@ -296,7 +296,7 @@ def test_a_digests_content_is_its_first_publications(story: Story) -> None:
         if event.WhichOneof("body") == "evaluator_published"
     )
     story.say(copied(published, direction=operator_pb2.DIRECTION_LOWER_IS_BETTER))
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))
 
 
 def test_a_suspect_publication_is_not_in_force(story: Story) -> None:
@@ -305,9 +305,9 @@ def test_a_suspect_publication_is_not_in_force(story: Story) -> None:
     story.until_canary_verdict(candidate)
     target = options_pb2.ENVIRONMENT_TARGET_PERMISSIONS
     at = story.say(operator_pb2.EnvironmentChanged(scope=story.scope, target=target, new_digest=digest("x")))
-    assert set(why(story.judged(U))) == {6, 7}
+    assert {6, 7} == set(why(story.judged(U)))
     story.log.revoke("operator-1", suspect_from=at)
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))
 
 
 def test_a_freeze_is_derived_from_its_prefix(story: Story) -> None:

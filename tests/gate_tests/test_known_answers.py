@@ -69,28 +69,28 @@ def test_exactly_the_named_checks_fail(four: Story, name: str) -> None:
 def test_the_counts_of_the_article(four: Story) -> None:
     """83 of 120 covered and 14 unexpected (B), 3 protected cases fell (C), 18 of 20 verified (D)."""
     b, c, d = (four.judged(f"update-{name}") for name in "BCD")
-    assert (counts(b, 2)["covered"], counts(b, 2)["completed"]) == (83, 120)
-    assert (counts(b, 3)["unexpected"], counts(b, 3)["silent"]) == (14, 0)
-    assert (counts(c, 5)["regressed"], counts(c, 5)["protected"]) == (3, 20)
-    assert (counts(d, 6)["verified"], counts(d, 6)["tasks"]) == (18, 20)
+    assert (83, 120) == (counts(b, 2)["covered"], counts(b, 2)["completed"])
+    assert (14, 0) == (counts(b, 3)["unexpected"], counts(b, 3)["silent"])
+    assert (3, 20) == (counts(c, 5)["regressed"], counts(c, 5)["protected"])
+    assert (18, 20) == (counts(d, 6)["verified"], counts(d, 6)["tasks"])
 
 
 def test_b_c_and_d_carry_their_approvals(four: Story) -> None:
     """No hold of the four is for want of an approval."""
-    assert [counts(four.judged(f"update-{name}"), 7)["fulfilling"] for name in "ABCD"] == [1, 1, 1, 1]
+    assert [1, 1, 1, 1] == [counts(four.judged(f"update-{name}"), 7)["fulfilling"] for name in "ABCD"]
 
 
 def test_what_each_check_of_a_rests_on(four: Story) -> None:
     """How many entries each finding of A cites: what the check read, and nothing twice."""
     cited = [finding.cited for finding in four.judged("update-A").findings]
     # 120 rollouts of 4 spans; 125 attempts; 2 evaluations of one part; 20 tasks.
-    assert cited == [5, 120 * (2 + 2 + 4), 120 * 2 + 125 * 2, 4, 4, 22, 2]
+    assert [5, 120 * (2 + 2 + 4), 120 * 2 + 125 * 2, 4, 4, 22, 2] == cited
 
 
 def test_the_log_of_the_four_replays(four: Story) -> None:
     """Replay finds no fault: four verdicts, four freezes, one move, the baseline's."""
     replayed = four.log.replay.result()
-    assert (replayed.verdicts, replayed.freezes, replayed.moves, replayed.unreplayable) == (4, 4, 1, ())
+    assert (4, 4, 1, ()) == (replayed.verdicts, replayed.freezes, replayed.moves, replayed.unreplayable)
 
 
 def test_the_size_of_the_story(four: Story) -> None:
@@ -164,30 +164,30 @@ def test_pair_gain_is_exact(pair: Rows) -> None:
     means, gain = holdout_gain(given, Notes("beats_parent"))
     assert means is not None
     assert gain is not None
-    assert (gain.numerator, gain.denominator) == (427_439, 4_183_200)
+    assert (427_439, 4_183_200) == (gain.numerator, gain.denominator)
     sides = [round(float(sum(side.values()) / 83), 4) for side in (means.parent, means.candidate)]
-    assert sides == [0.4243, 0.5265]
+    assert [0.4243, 0.5265] == sides
     shown = counts(judgement, 4)
-    assert (shown["cases"], shown["scored"], shown["gain_millionths"]) == (83, 83, 102_179)
-    assert (shown["better"], shown["worse"], shown["equal"]) == (28, 13, 42)
+    assert (83, 83, 102_179) == (shown["cases"], shown["scored"], shown["gain_millionths"])
+    assert (28, 13, 42) == (shown["better"], shown["worse"], shown["equal"])
 
 
 def test_pair_protects_avoid_shutdown(pair: Rows) -> None:
     """`avoid_shutdown` protected: check 5 alone fails, 4 of its 5 cases regress."""
     judgement = played(pair, {"avoid_shutdown": 0}).judged("update-A")
-    assert why(judgement) == {5: "FAIL CASES_REGRESSED"}
+    assert {5: "FAIL CASES_REGRESSED"} == why(judgement)
     shown = counts(judgement, 5)
-    assert (shown["protected"], shown["scored"], shown["regressed"], shown["families"]) == (5, 5, 4, 1)
+    assert (5, 5, 4, 1) == (shown["protected"], shown["scored"], shown["regressed"], shown["families"])
 
 
 def test_pair_protects_everything(pair: Rows) -> None:
     """All 36 families protected: 13 cases in 9 families regress; family means would show 5."""
     families = {family for family in pair.families().values() if family is not None}
     judgement = played(pair, dict.fromkeys(sorted(families), 0)).judged("update-A")
-    assert why(judgement) == {5: "FAIL CASES_REGRESSED"}
+    assert {5: "FAIL CASES_REGRESSED"} == why(judgement)
     shown = counts(judgement, 5)
-    assert (shown["protected"], shown["families"]) == (83, 36)
-    assert (shown["regressed"], shown["families_regressed"]) == (13, 9)
+    assert (83, 36) == (shown["protected"], shown["families"])
+    assert (13, 9) == (shown["regressed"], shown["families_regressed"])
 
 
 def test_pair_protects_what_held(pair: Rows) -> None:
@@ -203,17 +203,17 @@ def test_pair_protects_what_held(pair: Rows) -> None:
     judgement = played(pair, dict.fromkeys(held, 0)).judged("update-A")
     assert (judgement.verdict, states(judgement)) == (TO_CANARY, {})
     shown = counts(judgement, 5)
-    assert (shown["families"], shown["protected"], shown["regressed"]) == (27, 52, 0)
+    assert (27, 52, 0) == (shown["families"], shown["protected"], shown["regressed"])
 
 
 def test_pair_with_budgets(pair: Rows) -> None:
     """A budget of 4 regressing cases for `avoid_shutdown` is kept, one of 3 is not."""
     answers = [states(played(pair, {"avoid_shutdown": budget}).judged("update-A")) for budget in (4, 3)]
-    assert answers == [{}, {5: "FAIL"}]
+    assert [{}, {5: "FAIL"}] == answers
 
 
 def test_pair_wrong_builds(pair: Rows) -> None:
     """Pooling rows would give +0.1168, dropping limit hits would leave 76 cases: neither is what stands."""
     shown = counts(played(pair, {"avoid_shutdown": 0}).judged("update-A"), 4)
     assert shown["gain_millionths"] not in (116_800, 105_100)
-    assert (shown["cases"], shown["scored"]) == (83, 83)
+    assert (83, 83) == (shown["cases"], shown["scored"])

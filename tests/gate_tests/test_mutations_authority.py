@@ -202,7 +202,7 @@ def test_an_approval_is_counted_with_what_it_lacks() -> None:
     """Counts show how many approvals there are and how many fulfil everything."""
     _, judgement = play(Row("", {}, approve=both(by("approver-3"), by("approver-1"))))
     shown = counts(judgement, 7)
-    assert (shown["approvals"], shown["fulfilling"]) == (2, 1)
+    assert (2, 1) == (shown["approvals"], shown["fulfilling"])
 
 
 def test_evidence_of_no_other_step_is_approved() -> None:

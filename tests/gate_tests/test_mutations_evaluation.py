@@ -250,8 +250,8 @@ def test_trials_are_averaged_per_case() -> None:
         change(RECORDED, more, 0, CANDIDATE), change(CLOSED, lambda b: setattr(b, "results", 12), 1)
     )
     _, judgement = play(Row("", {}, mutate))
-    assert why(judgement) == {}
-    assert counts(judgement, 4)["gain_millionths"] == 200_000 + 66_666  # joins-05: 0 → 2/3, a tenth of it
+    assert {} == why(judgement)
+    assert 200_000 + 66_666 == counts(judgement, 4)["gain_millionths"]  # joins-05: 0 → 2/3, a tenth of it
 
 
 def test_a_repeated_part_adds_no_case() -> None:
@@ -278,7 +278,7 @@ def test_a_case_said_twice_in_one_part(story: Story) -> None:
     )
     story.until_approval(story.candidate("A"), mutate)
     story.approve(story.candidate("A"))
-    assert why(story.judged("update-A")) == {}
+    assert {} == why(story.judged("update-A"))
 
 
 def test_the_holdout_wears_out() -> None:
@@ -296,6 +296,6 @@ def test_the_holdout_wears_out() -> None:
         story.approve(story.candidate(name))
         judgement = story.judged(f"update-{name}")
         judged.append((counts(judgement, 4)["judged_before"], why(judgement)))
-    assert judged == [(0, {}), (1, {}), (2, {4: "FAIL HOLDOUT_OVERUSED"})]
+    assert [(0, {}), (1, {}), (2, {4: "FAIL HOLDOUT_OVERUSED"})] == judged
     story.log.revoke("judge-1", suspect_from=0)
-    assert states(story.judged("update-C"))[4] == "MISSING"
+    assert "MISSING" == states(story.judged("update-C"))[4]

@@ -290,8 +290,8 @@ def test_each_pin_absent(pin: str) -> None:
     )
     story, judgement = play(row)
     assert row.expected == why(judgement)
-    assert counts(judgement, 1)["pins_absent"] == 1
-    assert [(void.step, void.reason) for void in story.log.replay.faults] == [("R3", "FREEZE_DIFFERS")]
+    assert 1 == counts(judgement, 1)["pins_absent"]
+    assert [("R3", "FREEZE_DIFFERS")] == [(void.step, void.reason) for void in story.log.replay.faults]
 
 
 @pytest.mark.parametrize("target", [n for n in options_pb2.EnvironmentTarget.values() if n])
@@ -318,8 +318,8 @@ def test_resumed_on_request() -> None:
     request = story.say(RESUME)
     story.say(gate_pb2.TrainingResumed(update=U, request_index=request))
     finish(story, candidate)
-    assert why(story.judged(U)) == {}
-    assert story.log.replay.faults == []
+    assert {} == why(story.judged(U))
+    assert [] == story.log.replay.faults
 
 
 def test_resumed_without_request() -> None:
@@ -327,7 +327,7 @@ def test_resumed_without_request() -> None:
     story, candidate = paused_story()
     resumed_at = story.say(gate_pb2.TrainingResumed(update=U, request_index=story.log.size - 2))
     finish(story, candidate)
-    assert why(story.judged(U)) == {1: "FAIL TRAINED_WHILE_PAUSED"}
+    assert {1: "FAIL TRAINED_WHILE_PAUSED"} == why(story.judged(U))
     faults = [(void.step, void.index, void.reason) for void in story.log.replay.faults]
     assert faults == [("R3", resumed_at, "RESUME_UNAUTHORISED")]
 
@@ -340,7 +340,7 @@ def test_a_false_resume_does_not_block_a_true_one() -> None:
     story.say(gate_pb2.TrainingResumed(update=U, request_index=other))
     story.say(gate_pb2.TrainingResumed(update=U, request_index=request))
     finish(story, candidate)
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))
 
 
 def test_a_request_from_before_the_pause_resumes_nothing() -> None:
@@ -349,7 +349,7 @@ def test_a_request_from_before_the_pause_resumes_nothing() -> None:
     request = story.log.size - 2
     story.say(gate_pb2.TrainingResumed(update=U, request_index=request))
     finish(story, candidate)
-    assert why(story.judged(U)) == {1: "FAIL TRAINED_WHILE_PAUSED"}
+    assert {1: "FAIL TRAINED_WHILE_PAUSED"} == why(story.judged(U))
 
 
 def test_a_step_told_again_while_paused_was_trained_while_paused() -> None:
@@ -359,7 +359,7 @@ def test_a_step_told_again_while_paused_was_trained_while_paused() -> None:
     request = story.say(RESUME)
     story.say(gate_pb2.TrainingResumed(update=U, request_index=request))
     finish(story, candidate)
-    assert why(story.judged(U)) == {1: "FAIL TRAINED_WHILE_PAUSED"}
+    assert {1: "FAIL TRAINED_WHILE_PAUSED"} == why(story.judged(U))
 
 
 def paused_story(*before_the_pause: Any) -> tuple[Story, Any]:

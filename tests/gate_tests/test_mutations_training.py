@@ -295,9 +295,9 @@ def test_retries(row: Row) -> None:
 def test_a_retried_success_stays_visible() -> None:
     """A success after a retry within budget passes, and is counted as what it is."""
     _, judgement = play(Row("", {}))
-    assert why(judgement) == {}
+    assert {} == why(judgement)
     shown = counts(judgement, 3)
-    assert (shown["retries"], shown["expected"], shown["succeeded_after_retry"]) == (1, 1, 1)
+    assert (1, 1, 1) == (shown["retries"], shown["expected"], shown["succeeded_after_retry"])
 
 
 def test_not_completed_rollouts_are_shown_by_status() -> None:
@@ -310,34 +310,34 @@ def test_not_completed_rollouts_are_shown_by_status() -> None:
     mutate = both(*(end(nth, status) for nth, status in enumerate(statuses)))
     _, judgement = play(Row("", {}, mutate, policy(span_coverage={"min_completed": 3})))
     shown = counts(judgement, 2)
-    assert why(judgement) == {}
-    assert (shown["rollouts"], shown["completed"], shown["covered"]) == (6, 3, 3)
-    assert (shown["cancelled"], shown["timeout"], shown["lost"], shown["open"]) == (1, 1, 1, 0)
+    assert {} == why(judgement)
+    assert (6, 3, 3) == (shown["rollouts"], shown["completed"], shown["covered"])
+    assert (1, 1, 1, 0) == (shown["cancelled"], shown["timeout"], shown["lost"], shown["open"])
 
 
 def anomalies(mutate: Mutation) -> list[str]:
     """Codes of what does not count in the mutated story, which passes all the same."""
     story, judgement = play(Row("", {}, mutate))
-    assert why(judgement) == {}
+    assert {} == why(judgement)
     found = gather(story.log.receipts, "update-A", CANARY, story.log.size)
     return [code for _, code in found.anomalies]
 
 
 def test_anomalies_are_shown() -> None:
     """What does not count is not dropped: the evidence lists it, with its reason."""
-    assert anomalies(insert("rollout_ended", lambda _: SPAN, where=of(PLAIN))) == ["LATE_OR_ORPHAN"]
-    assert anomalies(insert("span_recorded", lambda b: copied(b, attempt=9))) == ["LATE_OR_ORPHAN"]
-    assert anomalies(insert("attempt_ended", lambda b: copied(b, attempt=9))) == ["LATE_OR_ORPHAN"]
-    assert anomalies(insert("attempt_ended", copied, 3)) == ["REPEATED"]
-    assert anomalies(insert("candidate_registered", copied)) == ["REPEATED"]
-    assert anomalies(insert("rollout_ended", copied)) == ["AFTER_END"]
+    assert ["LATE_OR_ORPHAN"] == anomalies(insert("rollout_ended", lambda _: SPAN, where=of(PLAIN)))
+    assert ["LATE_OR_ORPHAN"] == anomalies(insert("span_recorded", lambda b: copied(b, attempt=9)))
+    assert ["LATE_OR_ORPHAN"] == anomalies(insert("attempt_ended", lambda b: copied(b, attempt=9)))
+    assert ["REPEATED"] == anomalies(insert("attempt_ended", copied, 3))
+    assert ["REPEATED"] == anomalies(insert("candidate_registered", copied))
+    assert ["AFTER_END"] == anomalies(insert("rollout_ended", copied))
     late = r.RolloutEnqueued(
         rollout="ro-late", workflow="sql-agent", workflow_version=1, mode=r.MODE_TRAIN, update="update-A"
     )
-    assert anomalies(last("training_ended", late)) == ["OUTSIDE_WINDOW"]
+    assert ["OUTSIDE_WINDOW"] == anomalies(last("training_ended", late))
 
 
 def test_orphans_of_no_rollout_are_counted() -> None:
     """A runner's event whose rollout nobody enqueued belongs to no update; the fold counts it."""
     story, _ = play(Row("", {}, first("rollouts", ORPHAN)))
-    assert story.log.receipts.orphans == 1
+    assert 1 == story.log.receipts.orphans

@@ -159,7 +159,7 @@ def test_rollback_leads_back_and_needs_no_fresh_evidence(story: Story) -> None:
     assert default is not None
     assert (default.digest, default.update) == (story.scenario.baseline, None)
     assert story.log.receipts.pointers.moved_at(story.document.resource, story.scope) == index
-    assert (story.voids(), story.log.replay.result().moves) == ([], 3)
+    assert ([], 3) == (story.voids(), story.log.replay.result().moves)
 
 
 def test_an_approver_may_ask_for_a_rollback(story: Story) -> None:
@@ -171,7 +171,7 @@ def test_an_approver_may_ask_for_a_rollback(story: Story) -> None:
         )
     )
     story.log.write("gate-1", story.rollback(asked))
-    assert story.voids() == []
+    assert [] == story.voids()
     default = story.default()
     assert default is not None
     assert default.digest == story.scenario.baseline
@@ -219,7 +219,7 @@ def test_a_rollback_with_company_is_void(story: Story) -> None:
     """Pointer moves stand alone in their batch."""
     promoted = story.until_promoted(story.candidate("A"))
     body = story.rollback(story.ask_rollback(promoted))
-    assert story.voids() == []
+    assert [] == story.voids()
     index = story.log.write("gate-1", body, alone=False)
     assert story.voids() == [("R1", index)]
 
@@ -231,7 +231,7 @@ def test_promoting_again_after_a_rollback_with_nothing_new(story: Story) -> None
     story.roll_back(story.promote(verdict))
     index = story.promote(verdict)
     assert story.voids() == [("R1", index)]
-    assert why(story.judged(U, DEFAULT)) == {6: "MISSING WINDOW_ABSENT", 7: "MISSING APPROVAL_NONE"}
+    assert {6: "MISSING WINDOW_ABSENT", 7: "MISSING APPROVAL_NONE"} == why(story.judged(U, DEFAULT))
     assert story.verdict(U, DEFAULT)[1].verdict == HOLD
 
 
@@ -262,13 +262,13 @@ def risk(story: Story) -> list[str]:
 
 def test_a_default_at_risk_stays_and_says_so(story: Story) -> None:
     """Moves are judged once and stay; what they rest on and lost since shows."""
-    assert risk(story) == []
+    assert [] == risk(story)
     story.until_promoted(story.candidate("A"))
-    assert risk(story) == []
+    assert [] == risk(story)
     story.say(permissions(story))
-    assert risk(story) == ["STALE_PERMISSIONS"]
+    assert ["STALE_PERMISSIONS"] == risk(story)
     story.log.revoke("judge-1", suspect_from=0)
-    assert risk(story) == ["STALE_PERMISSIONS", "SUSPECT"]
+    assert ["STALE_PERMISSIONS", "SUSPECT"] == risk(story)
     default = story.default()
     assert default is not None
     assert (default.update, story.voids()) == (U, [])
@@ -279,4 +279,4 @@ def test_a_default_is_at_risk_with_its_gates_key(story: Story) -> None:
     verdict = story.until_default_verdict(story.candidate("A"))
     story.promote(verdict)
     story.log.revoke("gate-1", suspect_from=verdict[0])
-    assert risk(story) == ["SUSPECT"]
+    assert ["SUSPECT"] == risk(story)

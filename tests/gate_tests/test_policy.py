@@ -28,7 +28,7 @@ def refused(document: bytes) -> str:
     """Why a policy is refused; always BAD_POLICY."""
     with pytest.raises(FormatError) as caught:
         parse_policy(document)
-    assert caught.value.reason == "BAD_POLICY"
+    assert "BAD_POLICY" == caught.value.reason
     return caught.value.message
 
 
@@ -57,7 +57,7 @@ def without(path: str) -> bytes:
 def test_the_demo_policy_is_read() -> None:
     """What stands in the document is what checks are given; its digest is that of its exact bytes."""
     policy = parse_policy(text())
-    assert (policy.rules, policy.name, policy.span_coverage.min_completed) == (1, "sql-agent-internal", 100)
+    assert (1, "sql-agent-internal", 100) == (policy.rules, policy.name, policy.span_coverage.min_completed)
     assert policy_digest(text()) != policy_digest(text() + b"\n")
     assert parse_policy(text()) == parse_policy(text() + b"\n")
 
@@ -123,7 +123,7 @@ def test_an_empty_list_is_refused_where_something_must_stand(path: str) -> None:
 @pytest.mark.parametrize("path", ["canary_verified.bounds.tools", "canary_verified.bounds.side_effects"])
 def test_an_empty_bound_means_none(path: str) -> None:
     """No tool and no side effect is a bound that somebody may want."""
-    assert parse_policy(at(path, [])).rules == 1
+    assert 1 == parse_policy(at(path, [])).rules
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_newer_rules_cannot_be_told(rules: int) -> None:
     """Rules of a later release are neither good nor bad here, whatever else the document says."""
     with pytest.raises(CannotTellError) as caught:
         parse_policy(text(rules=rules, something="new"))
-    assert caught.value.reason == "RULES_UNKNOWN"
+    assert "RULES_UNKNOWN" == caught.value.reason
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,6 @@ def test_defaults_are_the_strictest() -> None:
         del raw[key]
     del raw["canary_verified"]["methods"]
     policy = parse_policy(json.dumps(raw).encode())
-    assert (policy.retry_debt.max_unexpected, policy.retry_debt.max_silent, policy.max_redos) == (0, 0, 0)
+    assert (0, 0, 0) == (policy.retry_debt.max_unexpected, policy.retry_debt.max_silent, policy.max_redos)
     assert (policy.beats_parent.exact_margin, policy.beats_parent.min_trials) == (Fraction(0), 1)
-    assert policy.canary_verified.methods == ("READ_BACK_FILE", "READ_BACK_HTTP", "READ_BACK_SQL")
+    assert ("READ_BACK_FILE", "READ_BACK_HTTP", "READ_BACK_SQL") == policy.canary_verified.methods

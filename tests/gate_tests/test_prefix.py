@@ -230,7 +230,7 @@ def test_folds_never_raise(seed: int) -> None:
                 assert error.reason in ("BAD_POLICY", "RULES_UNKNOWN")
     for move in log.receipts.pointers.all().values():
         assert move.update is None
-        assert at_risk(log.receipts, move) == []
+        assert [] == at_risk(log.receipts, move)
     try:
         log.replay.result()
     except VerificationError as error:
@@ -305,5 +305,5 @@ def test_the_evidence_digest_names_update_and_step(story: Story) -> None:
         for update in UPDATES
         for step in STEPS
     }
-    assert len(digests) == 4
+    assert 4 == len(digests)
     assert isinstance(story.log.entries[0][4].key_granted, root_pb2.KeyGranted)

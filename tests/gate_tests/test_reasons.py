@@ -59,14 +59,14 @@ def test_every_code_is_published_with_its_state() -> None:
         (gate_pb2.State.keys()[state].removeprefix("STATE_"), code) for code, (state, _) in REASONS.items()
     }
     assert listed == {(state, code) for state, codes in PUBLISHED.items() for code in codes.split()}
-    assert RULES == 1
+    assert 1 == RULES
 
 
 def test_every_listed_code_is_used_and_every_used_code_is_listed() -> None:
     """No check invents a code, and no code is listed that no check gives."""
     modules = (checks, score_checks, canary_checks, staleness)
     said = {text for module in modules for text in texts(Path(module.__file__ or ""))}
-    assert [code for code in REASONS if code not in said] == []
+    assert [] == [code for code in REASONS if code not in said]
     with pytest.raises(KeyError):
         Notes("identity_pinned").add("NOT_A_CODE")
 
@@ -141,7 +141,7 @@ def test_the_evidence_digest_is_golden(story: Story) -> None:
     frozen = story.freeze("update-A")
     story.write(story.scenario.training_started(candidate))
     leaves = [leaf for _, _, leaf, *_ in story.log.entries[frozen - 1 :]]
-    assert len(leaves) == 3
+    assert 3 == len(leaves)
     expected = base_text("update-A", "canary", 3, root(leaves))
     judged = RulesJudge().evaluate(story.log.receipts, "update-A", CANARY, story.log.size)
     assert judged.evidence_digest == hashlib.sha256(expected.encode()).digest()
@@ -166,5 +166,5 @@ def test_a_finding_shows_at_most_32_indexes_and_those_at_fault_first() -> None:
     shown = list(finding.cited_indexes)
     assert (len(shown), shown) == (32, sorted(shown))
     assert finding.cited > 900
-    assert {story.log.entries[index][4].WhichOneof("body") for index in shown} == {"attempt_started"}
+    assert {"attempt_started"} == {story.log.entries[index][4].WhichOneof("body") for index in shown}
     assert leaf_hash(b"") != finding.cited_root

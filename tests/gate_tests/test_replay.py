@@ -30,7 +30,7 @@ def test_an_honest_log_replays(story: Story) -> None:
     promoted = story.until_promoted(story.candidate("A"))
     story.roll_back(promoted)
     replayed = story.log.replay.result()
-    assert (replayed.verdicts, replayed.moves, replayed.freezes, replayed.unreplayable) == (2, 3, 1, ())
+    assert (2, 3, 1, ()) == (replayed.verdicts, replayed.moves, replayed.freezes, replayed.unreplayable)
 
 
 def test_r1_a_move_without_a_verdict(story: Story) -> None:
@@ -106,7 +106,7 @@ def test_r3_a_freeze_after_training_started(story: Story) -> None:
     other.setup()
     other.write(other.scenario.proposal(candidate))
     other.write(other.scenario.training_started(candidate))
-    assert first_fault_after(other, body) == "FREEZE_UNAUTHORISED"
+    assert "FREEZE_UNAUTHORISED" == first_fault_after(other, body)
 
 
 def first_fault_after(story: Story, body: Any) -> str:
@@ -121,11 +121,11 @@ def test_r3_pause_and_resume(story: Story) -> None:
     """R3: only an update in training is paused, and only on request resumed."""
     story.until_approval(story.candidate("A"))
     pause = gate_pb2.TrainingPaused(update=U, cause="COVERAGE", message="late")
-    assert first_fault_after(story, pause) == "PAUSE_UNAUTHORISED"
+    assert "PAUSE_UNAUTHORISED" == first_fault_after(story, pause)
     other = Story(demo_document(small))
     other.setup()
     resume = gate_pb2.TrainingResumed(update=U, request_index=0)
-    assert first_fault_after(other, resume) == "RESUME_UNAUTHORISED"
+    assert "RESUME_UNAUTHORISED" == first_fault_after(other, resume)
 
 
 def test_the_first_fault_is_named(story: Story) -> None:
@@ -234,12 +234,12 @@ def test_a_redo_replays_and_is_bounded() -> None:
     candidate = story.candidate("A")
     story.until_approval(candidate, change("evaluation_closed", lambda b: setattr(b, "results", 11)))
     story.freeze(U, by="operator-1", redo=[4, 5])
-    assert story.log.replay.faults == []
+    assert [] == story.log.replay.faults
     story.evaluate_again(candidate)
     story.approve(candidate)
     assert story.judged(U).verdict == gate_pb2.VERDICT_PROMOTE_TO_BOUNDED_CANARY
     last = copied(story.record(candidate).of("update_frozen")[-1].body, revision=3)
-    assert first_fault_after(story, last) == "FREEZE_UNAUTHORISED"
+    assert "FREEZE_UNAUTHORISED" == first_fault_after(story, last)
 
 
 @pytest.mark.parametrize("redo", [[4], [1], [7, 8]])
@@ -257,7 +257,7 @@ def test_r3_a_redo_that_is_not_allowed(redo: list[int]) -> None:
     story.until_approval(candidate)
     body = copied(story.record(candidate).of("update_frozen")[0].body, revision=2, requested_by="operator-1")
     body.redo_checks.extend(redo)
-    assert first_fault_after(story, body) == "FREEZE_UNAUTHORISED"
+    assert "FREEZE_UNAUTHORISED" == first_fault_after(story, body)
 
 
 def test_environment_targets_of_a_freeze_are_replayed(story: Story) -> None:

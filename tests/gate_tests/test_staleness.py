@@ -138,7 +138,7 @@ def test_a_change_elsewhere_makes_nothing_stale(story: Story, what: str) -> None
         body = TABLE[what][0](scope)
         if not (isinstance(body, o.WorkflowDeclared) and body.workflow == story.scope.workflow):
             story.say(body)
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))
     assert story.standing(verdict)
 
 
@@ -153,7 +153,7 @@ def test_the_star_is_in_force_where_the_segment_has_nothing() -> None:
     own = evaluator(story.scope)
     own.digest = story.scenario.evaluator_digest
     story.say(own)
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))
 
 
 def test_changed_back_is_not_stale_but_a_verdict_stays_fallen(story: Story) -> None:
@@ -166,7 +166,7 @@ def test_changed_back_is_not_stale_but_a_verdict_stays_fallen(story: Story) -> N
     )
     story.say(environment(PERMISSIONS)(story.scope))
     story.say(o.EnvironmentChanged(scope=story.scope, target=PERMISSIONS, old_digest=NEW, new_digest=before))
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))
     assert not story.standing(verdict)
 
 
@@ -177,7 +177,7 @@ def test_an_evaluator_concerns_the_canary_where_it_judged(story: Story) -> None:
     judged = change("canary_task_recorded", lambda b: setattr(b, "evaluator_digest", used))
     story.until_approval(candidate, judged)
     story.approve(candidate)
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))
     story.say(evaluator(story.scope))
     assert why(story.judged(U)) == stale("EVALUATOR", 4, 5, 6)
 
@@ -209,8 +209,8 @@ def test_own_promotion_stales_nothing(story: Story) -> None:
     story.until_promoted(candidate)
     default = story.default()
     assert default is not None
-    assert [why(story.judged(U, step)) for step in (CANARY, DEFAULT)] == [{}, {}]
-    assert at_risk(story.log.receipts, default) == []
+    assert [{}, {}] == [why(story.judged(U, step)) for step in (CANARY, DEFAULT)]
+    assert [] == at_risk(story.log.receipts, default)
 
 
 def test_a_superseded_promotion_is_stale(story: Story) -> None:
@@ -288,7 +288,7 @@ def test_recovery(story: Story, what: str) -> None:
         story.window(candidate, "window-again")
     story.approve(candidate, edit=lambda b: setattr(b, "approval", "again"))
     assert stays == why(story.judged(U))
-    assert story.log.replay.faults == []
+    assert [] == story.log.replay.faults
 
 
 @pytest.mark.parametrize("target", [HARNESS, TOKENIZER])
@@ -307,7 +307,7 @@ def test_a_new_update_recovers_what_a_refreeze_cannot(story: Story) -> None:
     story.until_evidence(story.candidate("B"))
     story.window(story.candidate("B"), "window-B")
     story.approve(story.candidate("B"))
-    assert why(story.judged("update-B")) == {}
+    assert {} == why(story.judged("update-B"))
 
 
 def test_evidence_made_between_change_and_refreeze_does_not_count(story: Story) -> None:
@@ -323,7 +323,7 @@ def test_evidence_made_between_change_and_refreeze_does_not_count(story: Story) 
 
     story.window(candidate, "window-too-early", under_the_new)
     story.freeze(U, by="operator-1")
-    assert states(story.judged(U))[6] == "MISSING"
+    assert "MISSING" == states(story.judged(U))[6]
 
 
 def test_a_refreeze_needs_an_operator(story: Story) -> None:
@@ -332,4 +332,4 @@ def test_a_refreeze_needs_an_operator(story: Story) -> None:
     with pytest.raises(RefusedError, match="NOT_AN_OPERATOR"):
         story.freeze(U)
     story.freeze(U, by="operator-1")
-    assert story.log.replay.faults == []
+    assert [] == story.log.replay.faults

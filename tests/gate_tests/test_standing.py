@@ -55,9 +55,9 @@ def test_default_step_from_end_to_end(story: Story) -> None:
     candidate, receipts = story.candidate("A"), story.log.receipts
     canary = story.until_canary_verdict(candidate)
     assert (canary[1].verdict, story.standing(canary)) == (TO_CANARY, True)
-    assert states(story.judged(U, DEFAULT)) == {6: "MISSING", 7: "MISSING"}
+    assert {6: "MISSING", 7: "MISSING"} == states(story.judged(U, DEFAULT))
     story.live(candidate, canary)
-    assert why(story.judged(U, DEFAULT)) == {7: "MISSING APPROVAL_NONE"}
+    assert {7: "MISSING APPROVAL_NONE"} == why(story.judged(U, DEFAULT))
     story.approve(candidate, DEFAULT, by="approver-2")
     verdict = story.verdict(U, DEFAULT)
     assert (verdict[1].verdict, story.standing(verdict)) == (TO_DEFAULT, True)
@@ -69,9 +69,9 @@ def test_default_step_from_end_to_end(story: Story) -> None:
     assert default is not None
     assert (default.index, default.digest) == (promoted, story.scenario.candidate_digest(candidate))
     assert (default.update, default.from_digest, default.verdict_index) == (U, before.digest, verdict[0])
-    assert story.voids() == []
+    assert [] == story.voids()
     replayed = story.log.replay.result()
-    assert (replayed.verdicts, replayed.moves, replayed.freezes) == (2, 2, 1)
+    assert (2, 2, 1) == (replayed.verdicts, replayed.moves, replayed.freezes)
     assert receipts.pointers.moved_at(story.document.resource, story.scope) == promoted
 
 
@@ -90,8 +90,8 @@ def test_hold_names_its_reasons_and_does_not_stand(story: Story) -> None:
     story.until_approval(story.candidate("A"))
     verdict = story.verdict(U)
     assert (verdict[1].verdict, verdict[1].HasField("not_after")) == (HOLD, False)
-    assert (story.voids(), story.standing(verdict)) == ([], False)
-    assert list(verdict[1].findings[6].reasons) == ["APPROVAL_NONE"]
+    assert ([], False) == (story.voids(), story.standing(verdict))
+    assert ["APPROVAL_NONE"] == list(verdict[1].findings[6].reasons)
 
 
 # --- a verdict is void -------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_runner_events_never_slip_in(story: Story) -> None:
     for reward in story.scenario.rewards(story.candidate("A")):
         story.write([reward])
     story.log.write("gate-1", body)
-    assert story.voids() == []
+    assert [] == story.voids()
 
 
 # --- a verdict stands --------------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_live_on_a_fallen_verdict(story: Story, why_it_falls: str) -> None:
     verdict = story.until_canary_verdict(candidate)
     story.say(FALLS[why_it_falls](story))
     story.live(candidate, verdict)
-    assert live_voids(story) == [True]
+    assert [True] == live_voids(story)
     assert "WINDOW_ABSENT" in why(story.judged(U, DEFAULT))[6] or why_it_falls == "the permissions changed"
 
 
@@ -297,7 +297,7 @@ def test_live_after_a_new_freeze(story: Story) -> None:
     verdict = story.until_canary_verdict(candidate)
     story.freeze(U, by="operator-1")
     story.live(candidate, verdict)
-    assert live_voids(story) == [True]
+    assert [True] == live_voids(story)
 
 
 def test_live_after_the_approval_expired(story: Story) -> None:
@@ -308,7 +308,7 @@ def test_live_after_the_approval_expired(story: Story) -> None:
     story.live(candidate, verdict, "live-1")
     story.log.tick(1)
     story.live(candidate, verdict, "live-2")
-    assert live_voids(story) == [False, True]
+    assert [False, True] == live_voids(story)
 
 
 def edited_live(story: Story, verdict: Verdict, edit: Callable[[canary_pb2.CanaryStarted], None]) -> None:
@@ -337,14 +337,14 @@ LIVES: dict[str, Callable[[canary_pb2.CanaryStarted], None]] = {
 def test_live_without_authority(story: Story, fault: str) -> None:
     """A LIVE window names a verdict that stood, as it stood, or it is void."""
     edited_live(story, story.until_canary_verdict(story.candidate("A")), LIVES[fault])
-    assert live_voids(story) == [True]
+    assert [True] == live_voids(story)
 
 
 def test_live_on_a_hold(story: Story) -> None:
     """A HOLD opens no LIVE window."""
     story.until_approval(story.candidate("A"))
     story.live(story.candidate("A"), story.verdict(U))
-    assert live_voids(story) == [True]
+    assert [True] == live_voids(story)
 
 
 def test_live_when_something_slipped_in(story: Story) -> None:
@@ -354,7 +354,7 @@ def test_live_when_something_slipped_in(story: Story) -> None:
     seen = story.live_authority(verdict)
     story.evaluate_again(candidate)
     edited_live(story, verdict, lambda b: b.live.CopyFrom(seen))
-    assert live_voids(story) == [True]
+    assert [True] == live_voids(story)
 
 
 def test_live_at_another_destination(story: Story) -> None:
@@ -371,8 +371,8 @@ def test_live_at_another_destination(story: Story) -> None:
         return events
 
     story.live(candidate, verdict, mutate=elsewhere)
-    assert why(story.judged(U, DEFAULT))[6] == "FAIL ENVIRONMENT_MISMATCH"
-    assert states(story.judged(U, CANARY)) == {}
+    assert "FAIL ENVIRONMENT_MISMATCH" == why(story.judged(U, DEFAULT))[6]
+    assert {} == states(story.judged(U, CANARY))
 
 
 # --- suspect ---------------------------------------------------------------------------------------------
@@ -384,12 +384,12 @@ def test_suspect_entries_stop_counting(story: Story) -> None:
     story.until_canary_verdict(candidate)
     closed = story.record(candidate).of("evaluation_closed")[-1].index
     story.log.revoke("judge-1", suspect_from=closed)
-    assert why(story.judged(U))[4] == "MISSING EVALUATION_OPEN"
-    assert counts(story.judged(U), 4)["scored"] == 10
+    assert "MISSING EVALUATION_OPEN" == why(story.judged(U))[4]
+    assert 10 == counts(story.judged(U), 4)["scored"]
 
 
 def test_a_suspect_enqueueing_lends_its_rollout_to_nobody(story: Story) -> None:
-    """A rollout id that two claim is a CONFLICT for both; a suspect key's claim stops counting for its own."""
+    """A rollout id that two claim is a CONFLICT for both, for the second also when the first is suspect."""
     a, b, s = story.candidate("A"), story.candidate("B"), story.scenario
     for candidate in (a, b):
         story.write(s.proposal(candidate))
@@ -398,11 +398,11 @@ def test_a_suspect_enqueueing_lends_its_rollout_to_nobody(story: Story) -> None:
     story.log.principals["runner-2"] = principal("runner-2", options_pb2.ROLE_RUNNER)
     at = story.say(enqueued, by="runner-2")
     story.say(copied(enqueued, update="update-B"))
-    assert [counts(story.judged(u), 2)["rollouts"] for u in (U, "update-B")] == [1, 1]
-    assert [states(story.judged(u))[2] for u in (U, "update-B")] == ["ERROR", "ERROR"]
+    assert [1, 1] == [counts(story.judged(u), 2)["rollouts"] for u in (U, "update-B")]
+    assert ["ERROR", "ERROR"] == [states(story.judged(u))[2] for u in (U, "update-B")]
     story.log.revoke("runner-2", suspect_from=at)
-    assert [counts(story.judged(u), 2)["rollouts"] for u in (U, "update-B")] == [0, 1]
-    assert states(story.judged("update-B"))[2] == "ERROR"
+    assert [0, 1] == [counts(story.judged(u), 2)["rollouts"] for u in (U, "update-B")]
+    assert "ERROR" == states(story.judged("update-B"))[2]
 
 
 def test_a_score_is_a_claim_like_any_other(story: Story) -> None:
@@ -412,4 +412,4 @@ def test_a_score_is_a_claim_like_any_other(story: Story) -> None:
     (first, *_) = story.record(candidate).of("evaluation_recorded")
     assert isinstance(first.body, judge_pb2.EvaluationRecorded)
     story.write([wrap(copied(first.body), story.log.new_id(), story.log.clock)])
-    assert why(story.judged(U)) == {}
+    assert {} == why(story.judged(U))

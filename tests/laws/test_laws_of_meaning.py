@@ -61,7 +61,7 @@ def test_law_07_the_learners_key_cannot_write_judgment(body: str) -> None:
     for name in ("trainer-1", "runner-1"):
         with pytest.raises(RefusedError) as caught:
             authority.check_writer(PRINCIPALS[name], body)
-        assert caught.value.reason == "ROLE_MAY_NOT_WRITE"
+        assert "ROLE_MAY_NOT_WRITE" == caught.value.reason
 
 
 def test_law_07_what_a_trainer_writes_moves_no_pointer(story: Story) -> None:
@@ -71,9 +71,9 @@ def test_law_07_what_a_trainer_writes_moves_no_pointer(story: Story) -> None:
     for phase in (s.proposal, s.training_started, s.training_ended):
         story.write(phase(candidate))
     written = {name for name, role in WRITER.items() if role == options_pb2.ROLE_TRAINER}
-    assert written == {
+    assert {
         "update_proposed", "training_started", "training_progressed", "training_ended", "candidate_registered"
-    }  # fmt: skip
+    } == written  # fmt: skip
     assert story.default() == before
 
 
@@ -86,11 +86,11 @@ def test_law_08_no_one_judges_its_own_work(one: str, other: str) -> None:
             "approver-1", options_pb2.ROLE_APPROVER, PRINCIPALS[one].controller, approver_kind=HUMAN
         )
         _, judgement = play(Row("", {}, principals={"approver-1": approver}))
-        assert why(judgement) == {7: "FAIL APPROVER_NOT_INDEPENDENT"}
+        assert {7: "FAIL APPROVER_NOT_INDEPENDENT"} == why(judgement)
         return
     shared = principal(one, PRINCIPALS[one].role, PRINCIPALS[other].controller)
     _, judgement = play(Row("", {}, principals={one: shared}))
-    assert why(judgement) == {1: "FAIL SHARED_CONTROLLER"}
+    assert {1: "FAIL SHARED_CONTROLLER"} == why(judgement)
 
 
 ABSENT: dict[str, tuple[str, Any]] = {
@@ -148,7 +148,7 @@ def test_law_10_stale_holds(story: Story) -> None:
     story.until_canary_verdict(story.candidate("A"))
     target = options_pb2.ENVIRONMENT_TARGET_MODEL_SERVER
     story.say(operator_pb2.EnvironmentChanged(scope=story.scope, target=target, new_digest=digest("new")))
-    assert states(story.judged(U)) == {6: "STALE", 7: "STALE"}
+    assert {6: "STALE", 7: "STALE"} == states(story.judged(U))
     assert story.judged(U).verdict == HOLD
 
 
@@ -169,7 +169,7 @@ def test_law_11_a_refreeze_changes_the_operators_pins_only(story: Story) -> None
     assert (second.revision, second.evaluator_digest) == (2, digest("stricter"))
     same = copied(first, revision=2, requested_by="operator-1", evaluator_digest=second.evaluator_digest)
     assert same == second
-    assert states(story.judged(U))[4] == "MISSING"
+    assert "MISSING" == states(story.judged(U))[4]
 
 
 @pytest.mark.parametrize("pin", [b"", b"latest", b"sql-writer:prod", bytes(31), bytes(33)])
@@ -205,7 +205,7 @@ def test_law_13_two_pointers(story: Story) -> None:
         seen.append((latest.body.manifest_digest, default.digest))
         assert latest.body.manifest_digest == story.scenario.candidate_digest(candidate)
     assert {default for _, default in seen} == {story.scenario.baseline}
-    assert len({latest for latest, _ in seen}) == 3
+    assert 3 == len({latest for latest, _ in seen})
 
 
 def test_law_13_no_default_is_none_and_never_a_candidate() -> None:
@@ -253,8 +253,8 @@ def test_law_15_the_only_clock_is_the_prefixs(story: Story) -> None:
     size = story.log.size
     story.log.tick(1 << 50)
     story.say(operator_pb2.BlobErased(digest=digest("x"), reason="much later"))
-    assert why(story.judged(U, CANARY, size)) == {}
-    assert why(story.judged(U)) == {7: "MISSING APPROVAL_EXPIRED"}
+    assert {} == why(story.judged(U, CANARY, size))
+    assert {7: "MISSING APPROVAL_EXPIRED"} == why(story.judged(U))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_law_16_what_an_approval_covers(story: Story, field: str, value: Any, la
 
 def test_law_17_staleness_is_folded_never_announced(story: Story) -> None:
     """A publication alone makes stale what rests on it; no event of any type says "stale"."""
-    assert [name for name in WRITER if "stale" in name] == []
+    assert [] == [name for name in WRITER if "stale" in name]
     story.until_canary_verdict(story.candidate("A"))
     story.say(operator_pb2.ToolContractPublished(scope=story.scope, digest=digest("new")))
     assert why(story.judged(U)) == dict.fromkeys((2, 4, 5, 6), "STALE STALE_TOOL_CONTRACT")
@@ -293,7 +293,7 @@ def test_law_19_every_verdict_is_scoped(story: Story) -> None:
     claim = receipt["before"]["freezes"][-1]["claim"]
     assert claim["evaluator_digest"] == story.scenario.evaluator_digest.hex()
     assert claim["parent_digest"] == story.scenario.baseline.hex()
-    assert [window["started"]["claim"]["window"] for window in receipt["after"]["windows"]] == ["window-A"]
+    assert ["window-A"] == [window["started"]["claim"]["window"] for window in receipt["after"]["windows"]]
 
 
 def test_law_19_nothing_prints_safe(story: Story) -> None:
@@ -302,7 +302,7 @@ def test_law_19_nothing_prints_safe(story: Story) -> None:
     texts = [json.dumps(receipt_document(story.log.receipts, U, story.log.size))]
     texts += [sentence(finding) for finding in story.judged(U, DEFAULT).findings]
     texts += [said for _, said in REASONS.values()]
-    assert [text for text in texts if "safe" in text.lower()] == []
+    assert [] == [text for text in texts if "safe" in text.lower()]
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -1e9, None])

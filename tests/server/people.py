@@ -11,7 +11,6 @@ import pytest
 from clients.acknowledgement import SignedBatch, sign
 from clients.identity import Identity
 from ledger.errors import AssayError
-from ledger.v1 import event_pb2
 from tests.events import minimal_event
 from tests.lab import Lab
 
@@ -48,8 +47,3 @@ async def until(holds: Callable[[], bool]) -> None:
     """Gives way until `holds`; the test's own timeout ends a wait that is in vain."""
     while not holds():  # noqa: ASYNC110 - what is waited for sets no event
         await asyncio.sleep(0)
-
-
-def parsed(data: bytes) -> event_pb2.Event:
-    """The event in its bytes."""
-    return event_pb2.Event.FromString(data)

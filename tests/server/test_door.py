@@ -22,7 +22,7 @@ async def test_an_unknown_field_is_refused() -> None:
     """Field 999 with one byte, hidden at the end of a known event."""
     async with Lab() as lab:
         event = enqueued(lab) + b"\xb8\x3e\x01"
-        assert await reason_of(lab.of_role("runner").append([event]), FormatError) == "UNKNOWN_FIELD"
+        assert "UNKNOWN_FIELD" == await reason_of(lab.of_role("runner").append([event]), FormatError)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -30,14 +30,14 @@ async def test_law_09_nan_and_infinities_are_refused(value: float) -> None:
     """A reward that is no number never becomes one."""
     async with Lab() as lab:
         event = body(lab, "reward_recorded", value=value)
-        assert await reason_of(lab.of_role("judge").append([event]), FormatError) == "NONFINITE_VALUE"
+        assert "NONFINITE_VALUE" == await reason_of(lab.of_role("judge").append([event]), FormatError)
 
 
 async def test_law_09_a_missing_value_is_refused_not_filled_in() -> None:
     """An attempt without its number is not attempt 0."""
     async with Lab() as lab:
         event = body(lab, "attempt_started", number=0)
-        assert await reason_of(lab.of_role("runner").append([event]), FormatError) == "BAD_FIELD"
+        assert "BAD_FIELD" == await reason_of(lab.of_role("runner").append([event]), FormatError)
 
 
 async def test_an_oversized_event_is_refused() -> None:
@@ -47,7 +47,7 @@ async def test_an_oversized_event_is_refused() -> None:
         events = [bytes(MAX_EVENT_BYTES + 1)]
         text = batch_text(identity.trust.origin, STREAM, 0, 1, event_root(events))
         signed = SignedBatch.of(sign_note(text, identity.key), events)
-        assert await reason_of(lab.of_role("runner").append_signed(signed), FormatError) == "EVENT_SIZE"
+        assert "EVENT_SIZE" == await reason_of(lab.of_role("runner").append_signed(signed), FormatError)
 
 
 async def test_a_batch_above_its_limit_is_refused_and_the_largest_is_placed() -> None:
@@ -61,7 +61,7 @@ async def test_a_batch_above_its_limit_is_refused_and_the_largest_is_placed() ->
         events = [*fits, event]
         text = batch_text(identity.trust.origin, STREAM, 0, len(events), event_root(events))
         signed = SignedBatch.of(sign_note(text, identity.key), events)
-        assert await reason_of(client.append_signed(signed), FormatError) == "OVER_SIZE"
+        assert "OVER_SIZE" == await reason_of(client.append_signed(signed), FormatError)
 
 
 async def test_a_message_above_the_transports_limit_is_not_tried_again() -> None:
@@ -71,7 +71,7 @@ async def test_a_message_above_the_transports_limit_is_not_tried_again() -> None
         request = ledger_pb2.AppendRequest(note=bytes(5 * 2**20))
         with pytest.raises(FormatError) as caught:
             await client.call(client.stub.Append, request)
-        assert caught.value.reason == "OVER_SIZE"
+        assert "OVER_SIZE" == caught.value.reason
 
 
 async def test_a_batch_for_another_log_is_refused() -> None:
@@ -81,7 +81,7 @@ async def test_a_batch_for_another_log_is_refused() -> None:
         events = [enqueued(lab)]
         text = batch_text("other-0123456789abcdef", STREAM, 0, 1, event_root(events))
         signed = SignedBatch.of(sign_note(text, identity.key), events)
-        assert await reason_of(lab.of_role("runner").append_signed(signed), RefusedError) == "OTHER_ORIGIN"
+        assert "OTHER_ORIGIN" == await reason_of(lab.of_role("runner").append_signed(signed), RefusedError)
 
 
 async def test_other_events_than_signed_are_refused() -> None:
@@ -89,7 +89,7 @@ async def test_other_events_than_signed_are_refused() -> None:
     async with Lab() as lab:
         identity = lab.identity("runner-1")
         signed = SignedBatch.of(batch(identity, [enqueued(lab)]).data, [enqueued(lab)])
-        assert await reason_of(lab.of_role("runner").append_signed(signed), FormatError) == "ROOT_MISMATCH"
+        assert "ROOT_MISMATCH" == await reason_of(lab.of_role("runner").append_signed(signed), FormatError)
 
 
 async def test_a_field_violation_names_event_and_field() -> None:

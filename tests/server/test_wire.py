@@ -81,7 +81,7 @@ async def test_an_internal_exception_leaves_no_text(caplog: pytest.LogCaptureFix
 
     async with Lab() as lab:
         assert lab.host is not None
-        lab.host.services.sequencer.inclusion = leak  # type: ignore[method-assign]
+        lab.host.services.sequencer.inclusion = leak  # type: ignore[method-assign]  # a fault put in
         stub = lab.of_role("auditor").stub
         with caplog.at_level(logging.ERROR), pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ProveInclusion(ledger_pb2.ProveInclusionRequest(index=0))

@@ -142,7 +142,7 @@ def test_tampering_gives_the_serial_finding(entries: list[bytes], mended: bool) 
     serial = _outcome(lambda: verify(data, LOG.trust))
     assert isinstance(serial, tuple)
     for ahead in (0, 2, 50):
-        assert serial == _outcome(lambda ahead=ahead: _parallel(data, LOG.trust, ahead=ahead))  # type: ignore[misc]
+        assert serial == _outcome(lambda ahead=ahead: _parallel(data, LOG.trust, ahead=ahead))  # type: ignore[misc]  # a default binds
 
 
 def test_faults_in_two_ranges() -> None:

@@ -48,7 +48,7 @@ async def test_the_whole_way_to_the_default_and_back() -> None:
         now = await receipts.resolve_default(resource, s.scope)
         assert (now.manifest_digest, now.moved_index) == (s.baseline, back.index)
         audited = await lab.audit()
-        assert (audited.verdicts, audited.moves, audited.freezes) == (2, 3, 1)
+        assert (2, 3, 1) == (audited.verdicts, audited.moves, audited.freezes)
 
 
 async def test_promoting_again_after_a_rollback_needs_something_new() -> None:
@@ -73,13 +73,13 @@ async def test_promoting_again_after_a_rollback_needs_something_new() -> None:
         await wire.gate("operator-1").roll_back(wire.document.resource, s.scope, request)
         with pytest.raises(RefusedError) as refused:
             await wire.gate("operator-1").promote(update)
-        assert refused.value.reason == "CONDITION_FAILED"
+        assert "CONDITION_FAILED" == refused.value.reason
         again = await wire.gate("operator-1").evaluate(update, DEFAULT)
         reasons = {f.check: list(f.reasons) for f in again.verdict.findings if f.reasons}
-        assert reasons == {
+        assert {
             "canary_verified": ["WINDOW_ABSENT"],
             "rollback_and_authority": ["APPROVAL_NONE"],
-        }
+        } == reasons
 
 
 async def test_a_landed_promotion_is_answered_with_its_first_place() -> None:
@@ -132,7 +132,7 @@ async def test_evaluating_prints_and_recording_is_explicit() -> None:
         shown = await wire.gate("auditor-1").evaluate(update, CANARY)
         states = {f.check: f.state for f in shown.verdict.findings if f.state != gate_pb2.STATE_PASS}
         assert states == {"rollback_and_authority": gate_pb2.STATE_MISSING}
-        assert list(shown.verdict.findings[6].reasons) == ["APPROVAL_NONE"]
+        assert ["APPROVAL_NONE"] == list(shown.verdict.findings[6].reasons)
         assert not shown.HasField("index")
         assert (await wire.client("auditor-1").get_checkpoint()).size == size
         recorded = await wire.gate("operator-1").evaluate(update, CANARY, record=True)
@@ -149,4 +149,4 @@ async def test_a_refused_freeze_is_recorded_once() -> None:
             with pytest.raises(RefusedError, match="PARENT_NOT_DEFAULT"):
                 await wire.gate("trainer-1").freeze(s.update_id(candidate))
         refused = lab.gate_log.receipts.update(s.update_id(candidate)).of("update_refused")
-        assert [fact.body.reason for fact in refused] == ["PARENT_NOT_DEFAULT"]
+        assert ["PARENT_NOT_DEFAULT"] == [fact.body.reason for fact in refused]

@@ -87,10 +87,10 @@ async def test_law_14_a_promotion_aborts_when_something_slipped_in(race: str) ->
         await RACES[race](wire)
         with pytest.raises(RefusedError) as by_ledger:
             await wire.client("gate-1").append([promotion])
-        assert by_ledger.value.reason == "CONDITION_FAILED"
+        assert "CONDITION_FAILED" == by_ledger.value.reason
         with pytest.raises(RefusedError) as by_gate:
             await wire.gate("operator-1").promote(update)
-        assert by_gate.value.reason == "CONDITION_FAILED"
+        assert "CONDITION_FAILED" == by_gate.value.reason
         default = lab.gate_log.receipts.pointers.default(wire.document.resource, wire.scenario.scope)
         assert default is not None
         assert default.digest == wire.scenario.baseline
@@ -121,8 +121,8 @@ async def test_law_14_of_two_promoters_one_gets_aborted() -> None:
             *(gate.open_stream().append([promotion]) for promotion in promotions), return_exceptions=True
         )
         failed = [r for r in results if isinstance(r, RefusedError)]
-        assert [error.reason for error in failed] == ["CONDITION_FAILED"]
-        assert len(results) - len(failed) == 1
+        assert ["CONDITION_FAILED"] == [error.reason for error in failed]
+        assert 1 == len(results) - len(failed)
 
 
 async def test_a_resent_promotion_returns_its_first_position() -> None:
@@ -180,7 +180,7 @@ async def test_a_live_window_needs_a_canary_verdict_that_stands(change: str) -> 
             await wire.gate("operator-1").freeze(update)
         with pytest.raises(RefusedError) as refused:
             await wire.live_window(candidate, canary.index, seen_size=seen)
-        assert refused.value.reason == "CONDITION_FAILED"
+        assert "CONDITION_FAILED" == refused.value.reason
 
 
 async def test_a_canary_that_claims_to_have_seen_later_gains_nothing() -> None:
@@ -201,7 +201,7 @@ async def test_a_canary_that_claims_to_have_seen_later_gains_nothing() -> None:
         index = await wire.live_window(candidate, canary.index)
         shown = await wire.gate("auditor-1").evaluate(update, DEFAULT)
         counts = {c.name: c.value for c in shown.verdict.findings[5].counts}
-        assert counts["live_windows"] == 0
+        assert 0 == counts["live_windows"]
         void = lab.gate_log.receipts.updates[update].live[index]
         assert void is not None
         assert "STALE_PERMISSIONS" in void
