@@ -33,6 +33,11 @@ from ledger.wire import CatchAll
 _log = logging.getLogger("gate")
 _GRACE = 5.0  # seconds
 _SERVICE = "gate.v1.GateService"
+_GRPC_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a second gate on the port must fail, not share
+    # A connection that never ends its handshake holds a descriptor; the default is two minutes of that.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+)
 
 
 def _now() -> int:
@@ -57,7 +62,7 @@ async def _serve(home: Path, identity: Identity, trust_domain: str, listen: str)
         log = GateLog(identity.trust)
         following = asyncio.create_task(log.run(client.follow))
         await log.reached((await client.get_checkpoint()).size)
-        server = grpc.aio.server(interceptors=[CatchAll(_log)], options=(("grpc.so_reuseport", 0),))
+        server = grpc.aio.server(interceptors=[CatchAll(_log)], options=_GRPC_OPTIONS)
         service = GateService(log, client, trust_domain, now=_now, random=secrets.token_bytes)
         gate_pb2_grpc.add_GateServiceServicer_to_server(service, server)
         servicer = health.aio.HealthServicer()

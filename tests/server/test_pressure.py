@@ -1,0 +1,164 @@
+"""Hostile and careless clients: what one principal does never stands in another's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from clients.acknowledgement import SignedBatch
+from ledger.errors import OverloadedError
+from ledger.server.appending import Appender
+from ledger.server.room import Room, Streams
+from ledger.server.sequencer import Position
+from ledger.server.state import prepare
+from ledger.v1 import ledger_pb2, receipt_pb2, receipt_pb2_grpc, runner_pb2
+from ledger.wire import error_of
+from tests.events import otlp_span
+from tests.lab import Lab
+from tests.server.people import batch, body, enqueued, until
+
+
+class _Context:
+    """What an Appender asks of a connection: who is at its other end."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"peer_spiffe_id": [b"spiffe://lab.test/runner-1"]}
+
+
+async def _sent(batches: list[SignedBatch]) -> AsyncIterator[ledger_pb2.AppendStreamRequest]:
+    for signed in batches:
+        yield ledger_pb2.AppendStreamRequest(append=signed.request(0))
+
+
+def _appender(lab: Lab) -> tuple[Appender, Room]:
+    assert lab.host is not None
+    services = lab.host.services
+    return Appender(services.sequencer, services.access, lab.host.room, lab.home.origin), lab.host.room
+
+
+async def test_an_author_who_never_reads_his_answers_keeps_no_room() -> None:
+    """Twenty batches committed, one answer read: the room is everybody's again."""
+    async with Lab() as lab:
+        appender, room = _appender(lab)
+        assert lab.host is not None
+        sequencer = lab.host.services.sequencer
+        size = sequencer.size
+        batches = [batch(lab.identity("runner-1"), [enqueued(lab)], number) for number in range(20)]
+        context: Any = _Context()
+        answers = appender.append_stream(_sent(batches), context)
+        assert "placed" == (await anext(answers)).WhichOneof("result")
+        await until(lambda: sequencer.size == size + 20 and room._taken_requests == 0)
+        await answers.aclose()  # type: ignore[attr-defined]  # an async generator
+
+
+async def test_an_author_who_cancels_keeps_his_room_until_the_batch_is_done() -> None:
+    """What waits in the queue is counted, whoever still wants to know of it."""
+    async with Lab() as lab:
+        appender, room = _appender(lab)
+        assert lab.host is not None
+        pending: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+        lab.host.services.sequencer.submit = lambda *_: pending  # type: ignore[method-assign]
+        request = batch(lab.identity("runner-1"), [enqueued(lab)]).request(0)
+        context: Any = _Context()
+        call = asyncio.create_task(appender.append(request, context))
+        await until(lambda: room._taken_requests == 1)
+        for _ in range(10):
+            await asyncio.sleep(0)  # the call waits for its answer now
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert 1 == room._taken_requests
+        pending.set_result(Position(0, 1, 0, bytes(32)))
+        await until(lambda: room._taken_requests == 0)
+        await lab.stop()
+
+
+def test_one_principal_may_not_take_all_requests() -> None:
+    """Half of them, however small; the other half is for others."""
+    room = Room(4, 1000)
+    room.take("a", 1)
+    room.take("a", 1)
+    with pytest.raises(OverloadedError) as caught:
+        room.take("a", 1)
+    assert "QUOTA_EXCEEDED" == caught.value.reason
+    room.take("b", 1)
+    room.give("a", 1)
+    room.take("a", 1)
+
+
+def test_one_principal_has_so_many_streams_and_no_more() -> None:
+    """Those that ended do not count; another principal's do not either."""
+    streams, held = Streams(), []
+    for _ in range(128):
+        held.append(streams.open("a"))
+        held[-1].__enter__()
+    with pytest.raises(OverloadedError) as caught, streams.open("a"):
+        pass
+    assert "TOO_MANY_STREAMS" == caught.value.reason
+    with streams.open("b"):
+        held.pop().__exit__(None, None, None)
+        with streams.open("a"):
+            pass
+
+
+async def test_a_reader_who_goes_away_gives_his_stream_back() -> None:
+    """Followers that are cancelled over and over never run out."""
+    async with Lab() as lab:
+        auditor = lab.of_role("auditor")
+        for _ in range(140):
+            call = auditor.stub.Follow(ledger_pb2.FollowRequest())
+            first: Any = await call.read()
+            assert 0 == first.first_index
+            call.cancel()
+
+
+async def test_others_have_their_turn_while_a_large_batch_is_parsed() -> None:
+    """A batch of the largest size is not one step of the loop."""
+    async with Lab() as lab:
+        event = body(lab, "span_recorded", otlp_span=otlp_span(50_000))
+        signed = batch(lab.identity("runner-1"), [event] * 60)
+        preparing = asyncio.create_task(prepare(signed.note, signed.events, lab.home.origin))
+        turns = 0
+        while not preparing.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert 60 == len((await preparing).events)
+        assert turns > 30
+
+
+async def test_an_update_is_followed_without_a_gap_or_a_repetition() -> None:
+    """Batches larger than the slices in which views are folded, placed while the follower reads."""
+    async with Lab() as lab:
+        runner, count = lab.of_role("runner"), 12 * 400
+        fields = {"update": "up-1", "mode": runner_pb2.MODE_TRAIN}
+        first = (await runner.append([enqueued(lab, "ro-0", **fields)])).first_index
+        batches = [[enqueued(lab, f"ro-{n}-{k}", **fields) for k in range(400)] for n in range(12)]
+        call = lab.of_role("runner").stub.FollowUpdate(ledger_pb2.FollowUpdateRequest(update="up-1"))
+
+        async def place() -> None:
+            async for _ in runner.append_stream(batches):
+                pass
+
+        placing = asyncio.create_task(place())
+        found: list[int] = []
+        while len(found) <= count:
+            message: Any = await call.read()
+            if message.entry:
+                found.append(message.index)
+        call.cancel()
+        await placing
+        assert list(range(first, first + count + 1)) == found
+
+
+@pytest.mark.parametrize("token", ["9" * 5000, "-1", "²", "٣", "x"])
+async def test_a_page_token_that_is_none_is_refused(token: str) -> None:
+    """BAD_PAGE_TOKEN, never a fault of the server's own."""
+    async with Lab() as lab:
+        stub = receipt_pb2_grpc.ReceiptServiceStub(lab.of_role("auditor").channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ListUpdates(receipt_pb2.ListUpdatesRequest(page_token=token))
+        assert "BAD_PAGE_TOKEN" == error_of(caught.value).reason
