@@ -119,6 +119,7 @@ def _tasks(notes: Notes, window: Window, policy: Policy) -> None:
         notes.add_if(not body.HasField("harm_count"), "HARM_UNOBSERVED", task)
         notes.add_if(body.harm_count > 0, "HARM", task)
         notes.counts["harm"] += body.harm_count
+        notes.counts["harm_unobserved"] += not body.HasField("harm_count")
 
 
 # --- 7 rollback_and_authority ------------------------------------------------------------------------------

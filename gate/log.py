@@ -13,13 +13,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from gate.judge import RulesJudge
+from gate.view import LogView
 from ledger.entry import encode_run
 from ledger.errors import FatalError, OverloadedError
-from ledger.merkle import Tree
-from ledger.receipt import Receipts
-from ledger.trust import KEY_EVENTS, Authority, Grant, TrustDocument
-from ledger.v1 import event_pb2
+from ledger.trust import TrustDocument
 from ledger.verify import Verifier
 
 __all__ = ["GateLog"]
@@ -27,33 +24,16 @@ __all__ = ["GateLog"]
 _log = logging.getLogger("gate")
 
 _AGAIN: Final = 0.5  # seconds before a ledger that went away is asked again
-_MANY: Final = 2  # any batch size above one: key rules ask only whether an event is alone
 
 
-class GateLog:
-    """Owns the verifier, the tree and the receipts. `run` alone moves them."""
+class GateLog(LogView):
+    """The view that the gate judges from. `run` alone moves it."""
 
     def __init__(self, trust: TrustDocument) -> None:
-        self.authority = Authority.initial(trust)
-        self.tree = Tree()
-        self.receipts = Receipts(RulesJudge(), self.tree.root)
+        super().__init__(trust)
         self._verifier = Verifier(trust, fold=self)
         self._grown = asyncio.Condition()
         self._fault: Exception | None = None
-
-    @property
-    def size(self) -> int:
-        """Entries verified and folded."""
-        return self.receipts.size
-
-    def apply(
-        self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
-    ) -> None:
-        """Takes an entry from the verifier."""
-        self.tree.extend([leaf])
-        if event.WhichOneof("body") in KEY_EVENTS:
-            self.authority = self.authority.with_key_event(index, event, 1 if alone else _MANY)
-        self.receipts.apply(index, recorded_at, leaf, grant, event, alone)
 
     async def run(self, follow: Callable[[int], AsyncIterator[tuple[int, bytes]]]) -> None:
         """Verifies and folds entries as they come, until cancelled; `follow(index)` gives them from there on.

@@ -138,9 +138,10 @@ COUNTS: Final[Mapping[str, tuple[str, ...]]] = {
         "succeeded_after_retry",
         "unexpected",
     ),
-    # gain_millionths: the exact gain in units of 10^-6, rounded down; absent where there is no gain to give.
+    # A count of what was not measured is absent: gain_millionths (the exact gain in units of 10^-6, rounded
+    # down) where a mean is missing, judged_before without an evaluation, regressed where nothing was scored.
     "beats_parent": ("better", "cases", "equal", "gain_millionths", "judged_before", "scored", "worse"),
     "protected_cases": ("families", "families_regressed", "protected", "regressed", "scored"),
-    "canary_verified": ("harm", "live_windows", "tasks", "verified", "windows"),
+    "canary_verified": ("harm", "harm_unobserved", "live_windows", "tasks", "verified", "windows"),
     "rollback_and_authority": ("approvals", "fulfilling", "rehearsals", "windows"),
 }

@@ -100,12 +100,22 @@ def _gain(counts: dict[str, int]) -> str:
 
 
 def _protected(counts: dict[str, int]) -> str:
+    if not counts["scored"]:
+        return f"none of {_many(counts['protected'], 'protected case')} scored for both"
     if counts["scored"] < counts["protected"]:  # 0 regressed of those would read as 0 of all
         return (
             f"{counts['regressed']} regressed of the {counts['scored']} of {counts['protected']} protected "
             "cases scored for both"
         )
     return f"{counts['regressed']} of {counts['protected']} protected cases regressed"
+
+
+def _canary(counts: dict[str, int]) -> str:
+    if not counts["windows"]:
+        return "no window"
+    unseen = counts["harm_unobserved"]
+    looked = f", {_many(unseen, 'task')} where nobody looked for harm" if unseen else ""
+    return f"{counts['verified']} of {counts['tasks']} effects verified, harm {counts['harm']}{looked}"
 
 
 _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
@@ -122,9 +132,7 @@ _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
     ),
     "beats_parent": _gain,
     "protected_cases": _protected,
-    "canary_verified": lambda c: (
-        f"{c['verified']} of {c['tasks']} effects verified, harm {c['harm']}" if c["windows"] else "no window"
-    ),
+    "canary_verified": _canary,
     "rollback_and_authority": lambda c: (
         f"way back rehearsed in {c['rehearsals']} of {_many(c['windows'], 'window')}, "
         f"{_many(c['fulfilling'], 'approval')} of {c['approvals']} in force for it"

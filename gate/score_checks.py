@@ -137,22 +137,23 @@ def beats_parent(given: Input) -> Notes:
         "better": sum(g > 0 for g in gains),
         "worse": sum(g < 0 for g in gains),
         "equal": sum(g == 0 for g in gains),
-        "judged_before": before,
     }
+    if before is not None:
+        notes.counts["judged_before"] = before
     if gain is not None and given.policy is not None:
         notes.counts["gain_millionths"] = gain.numerator * 1_000_000 // gain.denominator
         notes.add_if(gain <= given.policy.beats_parent.exact_margin, "NO_GAIN")
     limit = None if given.policy is None else given.policy.beats_parent.max_candidates_judged_before
-    notes.add_if(limit is not None and before > limit, "HOLDOUT_OVERUSED")
+    notes.add_if(limit is not None and before is not None and before > limit, "HOLDOUT_OVERUSED")
     return notes
 
 
-def _judged_before(given: Input) -> int:
+def _judged_before(given: Input) -> int | None:
     """Candidates of other updates judged on this holdout at lower indexes than this update's evaluation."""
     evaluation = given.evidence.evaluations.get(4, {}).get(judge_pb2.SUBJECT_CANDIDATE)
     pins = given.pins
     if evaluation is None or pins is None:
-        return 0
+        return None
     until = min(fact.index for fact in evaluation.parts.values())
     judged = given.receipts.judged_on(pins.holdout_digest, until, given.evidence.size)
     return len(judged - {given.evidence.update})
@@ -201,7 +202,7 @@ def protected_cases(given: Input) -> Notes:
         "protected": len(protected),
         "scored": 0 if means is None else len(set(means.parent) & set(means.candidate)),
         "families": len(families or {}),
-        "regressed": len(fallen),
-        "families_regressed": len(over),
     }
+    if notes.counts["scored"]:
+        notes.counts |= {"regressed": len(fallen), "families_regressed": len(over)}
     return notes

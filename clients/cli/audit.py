@@ -7,25 +7,31 @@ Rules:
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from clients.cli.show import progress
 from clients.memory import Memory
+from ledger.bundle import BUNDLE_LINE, verify_bundle
 from ledger.checkpoint import parse_checkpoint_text
 from ledger.errors import VerificationError
 from ledger.export import read_export
 from ledger.note import parse_note
+from ledger.parallel import verify_export_parallel
 from ledger.verify import Verified, read_trust, verify_export
 
 if TYPE_CHECKING:
     from gate.replay import Replayed
     from ledger.receipt import Receipts
     from ledger.trust import TrustDocument
+
+_WORTH_ALL_CORES: Final = 8 * 2**20  # bytes; below it the workers cost more than they save
 
 __all__ = ["Audit", "default_memory"]
 
@@ -55,9 +61,19 @@ class Audit:
         """
 
         def run(remembered: bytes | None) -> Verified:
-            with file.open("rb") as stream, progress("verify", file.stat().st_size) as advance:
-                return verify_export(stream, self.trust, remembered=remembered, progress=advance)
+            size, cores = file.stat().st_size, os.cpu_count() or 1
+            with ExitStack() as opened:
+                stream = opened.enter_context(file.open("rb"))
+                advance = opened.enter_context(progress("verify", size))
+                if size < _WORTH_ALL_CORES or cores == 1:
+                    return verify_export(stream, self.trust, remembered=remembered, progress=advance)
+                spawned = multiprocessing.get_context("spawn")
+                workers = opened.enter_context(ProcessPoolExecutor(cores, spawned))
+                return verify_export_parallel(
+                    stream, self.trust, workers, ahead=2 * cores, remembered=remembered, progress=advance
+                )
 
+        _refuse_bundle(file, self.trust)
         return self._remembering(file, run)
 
     def replay(self, file: Path) -> tuple[Verified, Replayed, Receipts]:
@@ -93,6 +109,13 @@ class Audit:
             raise
         memory.advance(verified.checkpoint, parse_checkpoint_text(parse_note(verified.checkpoint).text))
         return verified
+
+
+def _refuse_bundle(file: Path, trust: TrustDocument) -> None:
+    """A partial bundle proves presence and no more: CannotTellError once that holds."""
+    with file.open("rb") as stream:
+        if stream.read(len(BUNDLE_LINE)) == BUNDLE_LINE:
+            verify_bundle(BUNDLE_LINE + stream.read(), trust)
 
 
 def _keep_both(file: Path, memory: Memory) -> None:

@@ -64,6 +64,7 @@ def verify(
 
     The first fault is named by index, step, expected and got.
     A pass is remembered, so that the next file of this log must continue this one.
+    A partial bundle shows that its entries stand in the log and no more: CANNOT TELL, exit code 4.
     """
     from clients.cli.audit import Audit
     from clients.cli.show import counted, emit, lines, moment, pairs

@@ -11,17 +11,14 @@ from typing import Final
 
 from clients.cli.desk import Desk
 from clients.cli.show import progress
-from gate.judge import RulesJudge
+from gate.view import LogView
 from ledger.entry import encode_run
-from ledger.merkle import Tree
-from ledger.receipt import Receipts
-from ledger.trust import KEY_EVENTS, Authority, Grant, TrustDocument
+from ledger.trust import Grant, TrustDocument
 from ledger.v1 import event_pb2, options_pb2
 from ledger.verify import Verifier
 
 __all__ = ["WholeLog", "fold_log"]
 
-_MANY: Final = 2  # any batch size above one: key rules ask only whether an event is alone
 _SCOPED: Final = frozenset(
     {
         "policy_published",
@@ -36,32 +33,27 @@ _SCOPED: Final = frozenset(
 )
 
 
-class WholeLog:
-    """A fold: receipts with their registry, grants, and the scopes that somebody published for."""
+class WholeLog(LogView):
+    """A view that knows the scopes too that somebody published for."""
 
     def __init__(self, trust: TrustDocument) -> None:
-        self._authority = Authority.initial(trust)
-        self._tree = Tree()
-        self.receipts = Receipts(RulesJudge(), self._tree.root)
+        super().__init__(trust)
         self.scopes: dict[tuple[str, str], None] = {}  # workflow, segment; in order of their first mention
 
     def apply(
         self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
     ) -> None:
         """Takes an entry from the verifier."""
-        self._tree.extend([leaf])
         name = event.WhichOneof("body")
-        if name in KEY_EVENTS:
-            self._authority = self._authority.with_key_event(index, event, 1 if alone else _MANY)
         if name in _SCOPED:
             scope: options_pb2.Scope = getattr(event, name).scope
             if scope.segment != "*":
                 self.scopes[(scope.workflow, scope.segment)] = None
-        self.receipts.apply(index, recorded_at, leaf, grant, event, alone)
+        super().apply(index, recorded_at, leaf, grant, event, alone)
 
     def roles(self) -> dict[str, int]:
         """Principals with a key in force, and their roles."""
-        grants = self._authority.grants.values()
+        grants = self.authority.grants.values()
         return {grant.name: grant.role for grant in grants if grant.revocation is None}
 
 

@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from ledger.checkpoint import Checkpoint, sign_checkpoint
-from ledger.errors import AssayError, FatalError, InputError, NotFoundError, OverloadedError, RefusedError
+from ledger.errors import (
+    AssayError,
+    FatalError,
+    FormatError,
+    InputError,
+    NotFoundError,
+    OverloadedError,
+    RefusedError,
+)
 from ledger.server.folds import Folded, FoldRunner
 from ledger.server.reader import Reader
 from ledger.server.state import Draft, KeyRing, Placed, Prepared, State
@@ -77,6 +85,11 @@ class _Waiting:
             self.answer.set_exception(error)
 
 
+def _fatal(reason: str) -> FatalError:
+    """What authors learn of a fault that stops the ledger; the operator's log has the rest."""
+    return FatalError(reason, "expected to go on, got a fault that stops the ledger")
+
+
 class Sequencer:
     """Owns `state`, `head` and the store's writing side."""
 
@@ -129,15 +142,19 @@ class Sequencer:
     def inclusion(self, index: int, size: int) -> list[bytes]:
         """The inclusion proof of `index` at a released `size`. Raises RefusedError, FormatError."""
         self._released(size)
+        if index >= size:
+            raise FormatError("OUT_OF_RANGE", f"expected an index below {size}, got {index}")
         return self._state.tree.inclusion(index, size)
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """The consistency proof between two released sizes; nothing where `old` is 0."""
         self._released(max(old, new))
+        if old > new:
+            raise FormatError("OUT_OF_RANGE", f"expected an old size of at most {new}, got {old}")
         return self._state.tree.consistency(old, new) if old else []
 
     def _released(self, size: int) -> None:
-        # While a commit is on its way the tree is larger than what was released.
+        # While a commit is on its way the tree is larger than what was released, and its errors would say so.
         if size > self.size:
             raise RefusedError("AHEAD_OF_LOG", f"expected a size of at most {self.size}, got {size}")
 
@@ -179,7 +196,7 @@ class Sequencer:
         except FatalError as error:
             self._stopping = True
             for waiting in self._queue:
-                waiting.fail(error)
+                waiting.fail(_fatal(error.reason))
             self._queue.clear()
             self._waiters.wake()
             raise
@@ -210,7 +227,7 @@ class Sequencer:
             # Whatever it is, memory and store may differ now: nobody may hang, and nothing goes on from here.
             reason = error.reason if isinstance(error, FatalError) else "SEQUENCER_BROKEN"
             for waiting in group:
-                waiting.fail(FatalError(reason, "expected to go on, got a fault that stops the ledger"))
+                waiting.fail(_fatal(reason))
             if isinstance(error, FatalError):
                 raise
             raise FatalError(reason, f"expected to go on, got {error!r}") from error

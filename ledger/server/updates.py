@@ -4,7 +4,9 @@ Rules kept here:
 
 - A holdout or canary rollout never enters, nor do evaluations, verdicts or whatever else carries what the
   learner must not see. What enters is listed; what is not listed stays out.
-- A rollout belongs to the update and the mode of its first RolloutEnqueued; later ones change nothing.
+- A rollout belongs to the update and the mode of its first RolloutEnqueued. A later one opens nothing; if it
+  names a hidden mode or another update, nothing of the rollout enters from then on: who claims a holdout's id
+  first, as train, sees none of its content or scores.
 - The update's own trainer is the author of its first UpdateProposed; its own runners are those who enqueued
   one of its train or val rollouts.
 """
@@ -62,7 +64,7 @@ class UpdateIndex:
 
     def __init__(self) -> None:
         self._rollouts: dict[str, str] = {}
-        self._seen_rollouts: set[str] = set()  # those of no update and of hidden modes, so that first wins
+        self._seen_rollouts: set[str] = set()  # of no update, of hidden modes or contested: they stay out
         self._entries: dict[str, array[int]] = {}
         self._trainers: dict[str, str] = {}
         self._runners: dict[str, set[str]] = {}
@@ -81,7 +83,12 @@ class UpdateIndex:
             self._entries.setdefault(update, array("Q")).append(index)
 
     def _enqueued(self, grant: Grant, body: runner_pb2.RolloutEnqueued) -> None:
-        if body.rollout in self._rollouts or body.rollout in self._seen_rollouts:
+        if (update := self._rollouts.get(body.rollout)) is not None:
+            if body.mode not in _VISIBLE_MODES or body.update != update:
+                del self._rollouts[body.rollout]
+                self._seen_rollouts.add(body.rollout)
+            return
+        if body.rollout in self._seen_rollouts:
             return
         if body.mode in _VISIBLE_MODES and body.HasField("update"):
             self._rollouts[body.rollout] = body.update

@@ -13,7 +13,7 @@ def test_law_09_what_was_not_scored_is_not_said_to_have_held(story: Story) -> No
     """Without evaluations no protected case is scored: the sentence says so, and never "0 of 5 regressed"."""
     story.until_approval(story.candidate("A"), drop("evaluation_recorded", None))
     said = sentence(story.judged(U).findings[4])
-    expected = "0 regressed of the 0 of 5 protected cases scored for both — a subject was not evaluated"
+    expected = "none of 5 protected cases scored for both — a subject was not evaluated"
     assert expected == said
 
 

@@ -10,12 +10,13 @@ import grpc
 import pytest
 
 from clients.acknowledgement import SignedBatch
-from ledger.errors import OverloadedError
+from ledger.entry import decode_entry
+from ledger.errors import FormatError, OverloadedError
 from ledger.server.appending import Appender
 from ledger.server.room import Room, Streams
 from ledger.server.sequencer import Position
 from ledger.server.state import prepare
-from ledger.v1 import ledger_pb2, receipt_pb2, receipt_pb2_grpc, runner_pb2
+from ledger.v1 import event_pb2, ledger_pb2, receipt_pb2, receipt_pb2_grpc, runner_pb2
 from ledger.wire import error_of
 from tests.events import otlp_span
 from tests.lab import Lab
@@ -162,3 +163,37 @@ async def test_a_page_token_that_is_none_is_refused(token: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ListUpdates(receipt_pb2.ListUpdatesRequest(page_token=token))
         assert "BAD_PAGE_TOKEN" == error_of(caught.value).reason
+
+
+async def test_a_proof_that_cannot_be_says_nothing_of_what_is_not_released() -> None:
+    """A tree that runs ahead while a commit is on its way does not show in the refusal."""
+    async with Lab() as lab:
+        assert lab.host is not None
+        sequencer = lab.host.services.sequencer
+        size, tree = sequencer.size, sequencer.state.tree
+        tree.extend([bytes(32)] * 1000)
+        for ask, old, new in ((sequencer.inclusion, size, size), (sequencer.consistency, size, size - 1)):
+            with pytest.raises(FormatError) as caught:
+                ask(old, new)
+            assert ("OUT_OF_RANGE", False) == (caught.value.reason, str(size + 1000) in caught.value.message)
+        tree.truncate(size)
+
+
+async def test_a_holdouts_id_claimed_first_as_train_opens_nothing_of_it() -> None:
+    """What a runner says of a rollout in advance shows no trainer the holdout's spans and rewards."""
+    async with Lab() as lab:
+        trainer, runner, judge = lab.of_role("trainer"), lab.of_role("runner"), lab.of_role("judge")
+        await trainer.append([body(lab, "update_proposed", update="up-1")])
+        claimed = enqueued(lab, "ro-9", update="up-1", mode=runner_pb2.MODE_TRAIN)
+        holdout = enqueued(lab, "ro-9", update="up-1", mode=runner_pb2.MODE_HOLDOUT)
+        await runner.append([claimed])
+        await runner.append([holdout, body(lab, "span_recorded", rollout="ro-9")])
+        await judge.append([body(lab, "reward_recorded", rollout="ro-9", value=1.0)])
+        await runner.append([claimed])
+        seen = []
+        async for message in trainer.follow_update("up-1"):
+            if message.HasField("caught_up_size"):
+                break
+            event = event_pb2.Event.FromString(decode_entry(message.entry).event)
+            seen.append(event.WhichOneof("body"))
+        assert ["update_proposed", "rollout_enqueued"] == seen

@@ -276,3 +276,23 @@ async def test_a_second_server_on_the_log_is_refused() -> None:
         with pytest.raises(FatalError) as caught:
             lab.store()
         assert "ALREADY_RUNNING" == caught.value.reason
+
+
+async def test_law_06_a_store_without_its_released_checkpoint_refuses_to_start() -> None:
+    """The file is gone: whether the store is the newest cannot be told, and missing is not healthy."""
+    async with Lab() as lab:
+        await lab.of_role("runner").append([enqueued(lab)])
+        await lab.stop()
+        (lab.path / "ledger" / "data" / "released").unlink()
+        with pytest.raises(FatalError) as caught:
+            await lab.start()
+        assert "RELEASED_MISSING" == caught.value.reason
+
+
+def test_a_database_that_is_none_is_fatal_and_the_folder_is_free_again(tmp_path: Path) -> None:
+    """STORE_UNREADABLE, not the library's own error; nothing keeps the lock."""
+    (tmp_path / "ledger.sqlite").write_bytes(b"not a database at all" * 1000)
+    with pytest.raises(FatalError) as caught:
+        SQLiteStore(Folder(tmp_path), "log-0123456789abcdef")
+    assert "STORE_UNREADABLE" == caught.value.reason
+    Folder(tmp_path).close()

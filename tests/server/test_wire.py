@@ -91,6 +91,44 @@ async def test_an_internal_exception_leaves_no_text(caplog: pytest.LogCaptureFix
     assert any("secret of the inside" in str(record.exc_info) for record in caplog.records)
 
 
+async def test_a_fault_of_the_server_is_not_taken_for_the_connections() -> None:
+    """INTERNAL in our domain ends a client's attempts; INTERNAL or UNKNOWN from the transport does not."""
+
+    def broken(index: int, size: int) -> list[bytes]:
+        raise KeyError(index)
+
+    async with Lab() as lab:
+        assert lab.host is not None
+        lab.host.services.sequencer.inclusion = broken  # type: ignore[method-assign]
+        client = lab.of_role("auditor")
+        with pytest.raises(FatalError) as caught:
+            await client.call(client.stub.ProveInclusion, ledger_pb2.ProveInclusionRequest(index=0))
+        await lab.stop()
+    assert "INTERNAL" == caught.value.reason
+    for code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
+        error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "Stream removed")
+        assert (OverloadedError, code.name) == (type(error_of(error)), error_of(error).reason)
+
+
+@pytest.mark.parametrize("method", ["Append", "AppendStream", "Read", "FollowUpdate", "ProveInclusion"])
+async def test_bytes_that_are_no_request_are_the_callers_fault(method: str) -> None:
+    """MALFORMED_REQUEST, INVALID_ARGUMENT, for every kind of call; no text of a parser."""
+    async with Lab() as lab:
+        channel, path = lab.of_role("auditor").channel, f"/ledger.v1.LedgerService/{method}"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            if method == "AppendStream":
+                stream = channel.stream_stream(path)()
+                await stream.write(b"\xff" * 9)
+                await stream.read()
+            elif method in ("Read", "FollowUpdate"):
+                await channel.unary_stream(path)(b"\xff" * 9).read()
+            else:
+                await channel.unary_unary(path)(b"\xff" * 9)
+    assert grpc.StatusCode.INVALID_ARGUMENT == caught.value.code()
+    assert "MALFORMED_REQUEST" == error_of(caught.value).reason
+    assert "DecodeError" not in str(caught.value.details())
+
+
 async def test_health_says_serving() -> None:
     """The standard health service, over the same mTLS."""
     async with Lab() as lab:

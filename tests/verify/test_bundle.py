@@ -22,7 +22,7 @@ from tests.events import minimal_event
 from tests.forge import ROLES, ROOT, Forge, granted, make_key, numbered
 
 
-def _log() -> Forge:
+def small_log() -> Forge:
     """Index 0 opens, 1 and 2 grant, 3 to 5 runner, 6 trainer."""
     forge = Forge.opened("runner", "trainer")
     forge.add("runner", *map(numbered, range(3)))
@@ -35,7 +35,7 @@ def _claim(forge: Forge, index: int) -> Claim:
     return make_claim(index, forge.entries.__getitem__, lambda at: tree.inclusion(at, tree.size))
 
 
-def _bundle(forge: Forge, *cited: tuple[int, int | None]) -> Bundle:
+def bundle_of(forge: Forge, *cited: tuple[int, int | None]) -> Bundle:
     citations = (
         Citation(_claim(forge, index), None if grant is None else _claim(forge, grant))
         for index, grant in cited
@@ -43,8 +43,8 @@ def _bundle(forge: Forge, *cited: tuple[int, int | None]) -> Bundle:
     return Bundle(forge.checkpoint(), tuple(citations))
 
 
-LOG = _log()
-BUNDLE = _bundle(LOG, (4, 1), (6, 2), (0, None), (2, None))
+LOG = small_log()
+BUNDLE = bundle_of(LOG, (4, 1), (6, 2), (0, None), (2, None))
 
 
 def _refused(forge: Forge, bundle: Bundle | bytes, step: str, reason: str) -> None:
@@ -77,7 +77,7 @@ def test_a_bundle_has_one_spelling() -> None:
 
 def test_every_byte_of_a_bundle_counts() -> None:
     """Any one flipped byte refuses the bundle: with a finding, never with a crash."""
-    data = encode_bundle(_bundle(LOG, (4, 1)))
+    data = encode_bundle(bundle_of(LOG, (4, 1)))
     told = []
     for position in range(len(data)):
         tampered = bytearray(data)
@@ -93,7 +93,7 @@ def test_every_byte_of_a_bundle_counts() -> None:
 
 def test_a_bundle_cut_anywhere_is_refused() -> None:
     """However many bytes lack, the finding is of V2."""
-    data = encode_bundle(_bundle(LOG, (4, 1)))
+    data = encode_bundle(bundle_of(LOG, (4, 1)))
     for length in range(len(data)):
         with pytest.raises(VerificationError) as caught:
             verify_bundle(data[:length], LOG.trust)
@@ -102,24 +102,24 @@ def test_a_bundle_cut_anywhere_is_refused() -> None:
 
 def test_a_citation_without_its_author_s_grant() -> None:
     """Nobody but root is known without a grant."""
-    _refused(LOG, _bundle(LOG, (4, None)), "V4", "KEY_UNKNOWN")
+    _refused(LOG, bundle_of(LOG, (4, None)), "V4", "KEY_UNKNOWN")
 
 
 def test_a_citation_with_another_s_grant() -> None:
     """The grant must be of the key that signed."""
-    _refused(LOG, _bundle(LOG, (4, 2)), "V4", "KEY_UNKNOWN")
+    _refused(LOG, bundle_of(LOG, (4, 2)), "V4", "KEY_UNKNOWN")
 
 
 def test_a_citation_with_something_else_in_place_of_a_grant() -> None:
     """LedgerOpened grants nothing."""
-    _refused(LOG, _bundle(LOG, (4, 0)), "V4", "KEY_UNKNOWN")
+    _refused(LOG, bundle_of(LOG, (4, 0)), "V4", "KEY_UNKNOWN")
 
 
 def test_a_grant_for_root() -> None:
     """Root stands in the trust document; a grant beside it would be a second spelling."""
     forge = Forge.opened("runner")
     forge.add(ROOT, granted(make_key("judge"), ROLES["judge"]))
-    _refused(forge, _bundle(forge, (2, 1)), "V4", "BAD_BUNDLE")
+    _refused(forge, bundle_of(forge, (2, 1)), "V4", "BAD_BUNDLE")
 
 
 def test_a_grant_that_came_later() -> None:
@@ -127,7 +127,7 @@ def test_a_grant_that_came_later() -> None:
     forge = Forge.opened()
     forge.add("runner", numbered(0))
     forge.add(ROOT, granted(make_key("runner"), ROLES["runner"]))
-    _refused(forge, _bundle(forge, (1, 2)), "V4", "KEY_UNKNOWN")
+    _refused(forge, bundle_of(forge, (1, 2)), "V4", "KEY_UNKNOWN")
 
 
 def test_a_grant_by_someone_else_than_root() -> None:
@@ -135,26 +135,26 @@ def test_a_grant_by_someone_else_than_root() -> None:
     forge = Forge.opened("runner")
     forge.add("runner", granted(make_key("judge"), ROLES["judge"]))
     forge.add("judge", minimal_event("reward_recorded"))
-    _refused(forge, _bundle(forge, (3, 2)), "V4", "KEY_UNKNOWN")
+    _refused(forge, bundle_of(forge, (3, 2)), "V4", "KEY_UNKNOWN")
 
 
 def test_law_07_a_misplaced_event_in_a_bundle() -> None:
     """The learner's key cannot write judgment, in a bundle either."""
     forge = Forge.opened("trainer")
     forge.add("trainer", minimal_event("verdict_issued"))
-    _refused(forge, _bundle(forge, (2, 1)), "V4", "ROLE_MAY_NOT_WRITE")
+    _refused(forge, bundle_of(forge, (2, 1)), "V4", "ROLE_MAY_NOT_WRITE")
 
 
 def test_a_batch_signed_by_another() -> None:
     """A place in the log is no signature."""
     forge = Forge.opened("runner")
     forge.add("runner", numbered(0), numbered(1), signer=ROOT)
-    _refused(forge, _bundle(forge, (3, 1)), "V3", "BAD_BATCH_SIGNATURE")
+    _refused(forge, bundle_of(forge, (3, 1)), "V3", "BAD_BATCH_SIGNATURE")
 
 
 def test_an_opening_of_another_batch() -> None:
     """The opening is the one at index minus offset, and no other."""
-    bundle = _bundle(LOG, (4, 1))
+    bundle = bundle_of(LOG, (4, 1))
     citation = bundle.citations[0]
     other = replace(citation.claim, opening=_claim(LOG, 6).placed)
     _refused(LOG, replace(bundle, citations=(replace(citation, claim=other),)), "V3", "NO_OPENING")
@@ -177,7 +177,7 @@ def test_a_checkpoint_within_a_batch() -> None:
 
 def test_a_path_of_another_event() -> None:
     """The author's path is that of this event at this offset."""
-    bundle = _bundle(LOG, (4, 1))
+    bundle = bundle_of(LOG, (4, 1))
     citation = bundle.citations[0]
     other = replace(citation.claim, author_path=_claim(LOG, 3).author_path)
     _refused(LOG, replace(bundle, citations=(replace(citation, claim=other),)), "V3", "NOT_IN_BATCH")
@@ -185,13 +185,13 @@ def test_a_path_of_another_event() -> None:
 
 def test_a_checkpoint_of_another_size() -> None:
     """Proofs are for the checkpoint's size."""
-    bundle = replace(_bundle(LOG, (4, 1)), checkpoint=LOG.checkpoint(6))
+    bundle = replace(bundle_of(LOG, (4, 1)), checkpoint=LOG.checkpoint(6))
     _refused(LOG, bundle, "V5", "NOT_INCLUDED")
 
 
 def test_a_checkpoint_by_another_key() -> None:
     """The trust document's ledger key signs a bundle's checkpoint."""
-    bundle = replace(_bundle(LOG, (4, 1)), checkpoint=LOG.checkpoint(key=make_key(LOG.origin, "2")))
+    bundle = replace(bundle_of(LOG, (4, 1)), checkpoint=LOG.checkpoint(key=make_key(LOG.origin, "2")))
     _refused(LOG, bundle, "V6", "NO_KNOWN_SIGNATURE")
 
 

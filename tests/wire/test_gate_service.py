@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+
 import pytest
 
 from clients.receipts import ReceiptsClient
-from ledger.errors import NotFoundError, RefusedError
+from gate.service import GateService
+from gate.v1 import gate_pb2 as gate_service_pb2
+from ledger.errors import AssayError, NotFoundError, OverloadedError, RefusedError
 from ledger.v1 import approver_pb2, gate_pb2, operator_pb2, receipt_pb2
 from tests.gate_lab import CANARY, DEFAULT, GateLab, Wire
 
@@ -150,3 +155,42 @@ async def test_a_refused_freeze_is_recorded_once() -> None:
                 await wire.gate("trainer-1").freeze(s.update_id(candidate))
         refused = lab.gate_log.receipts.update(s.update_id(candidate)).of("update_refused")
         assert ["PARENT_NOT_DEFAULT"] == [fact.body.reason for fact in refused]
+
+
+async def test_who_may_not_call_waits_for_no_turn_and_one_caller_may_not_take_them_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a turn lasts: the trainer is refused at once, and an operator's calls beyond 16 are too many."""
+    async with GateLab() as lab:
+        gate, trainer, size = lab.gate("operator-1"), lab.gate("trainer-1"), lab.gate_log.size
+        turn = asyncio.Event()
+
+        async def latest(service: GateService) -> int:
+            await turn.wait()
+            return size
+
+        monkeypatch.setattr(GateService, "_latest", latest)
+        calls = [asyncio.create_task(gate.evaluate("up-1", CANARY)) for _ in range(20)]
+        done: set[asyncio.Task[gate_service_pb2.EvaluateResponse]] = set()
+        waiting = set(calls)
+        while len(done) < 4:
+            ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done |= ended
+        with pytest.raises(RefusedError, match="MAY_NOT_CALL"):
+            await trainer.evaluate("up-1", CANARY)
+        turn.set()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        reasons = [each.reason for each in outcomes if isinstance(each, AssayError)]
+        assert {"QUOTA_EXCEEDED": 4, "NOT_PROPOSED": 16} == Counter(reasons)
+
+
+async def test_a_ledger_that_is_away_is_said_without_its_address() -> None:
+    """LEDGER_AWAY: nothing of what the gate's own connection reports."""
+    async with GateLab() as lab:
+        assert lab.host is not None
+        gate = lab.gate("operator-1")
+        host, lab.host = lab.host, None
+        await host.stop()
+        with pytest.raises(OverloadedError) as caught:
+            await gate.evaluate("up-1", CANARY)
+        assert ("LEDGER_AWAY", False) == (caught.value.reason, lab.address in caught.value.message)
