@@ -10,6 +10,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from array import array
@@ -22,7 +23,7 @@ from gate.judge import RulesJudge
 from gate.report import at_risk, digests_as_hex, receipt_document
 from ledger.claims import Update
 from ledger.entry import decode_entry
-from ledger.errors import FormatError, NotFoundError
+from ledger.errors import FormatError, NotFoundError, RefusedError
 from ledger.fold import read_event
 from ledger.merkle import Tree
 from ledger.receipt import Receipts
@@ -33,11 +34,14 @@ from ledger.server.sequencer import Sequencer
 from ledger.standing import why_fallen
 from ledger.trust import Grant
 from ledger.v1 import event_pb2, receipt_pb2, receipt_pb2_grpc
+from ledger.wire import MAX_MESSAGE_BYTES
 
 __all__ = ["ReceiptService", "ReceiptView"]
 
 _MAX_PAGE: Final = 1000
 _PAGE: Final = 100
+_SLICE: Final = 64  # claims after which other work may run
+_FRAMING: Final = 64  # bytes of a message beside the document
 _PAGE_TOKEN: Final = re.compile(r"[0-9]{0,18}").fullmatch
 
 _OF_ROLLOUT: Final = frozenset(
@@ -99,9 +103,7 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         if request.update not in receipts.updates:
             raise NotFoundError("NO_SUCH_UPDATE", f"expected an update in this log, got {request.update!r}")
         document = receipt_document(receipts, request.update, receipts.size)
-        return receipt_pb2.GetUpdateResponse(
-            receipt_json=json.dumps(document).encode(), log_size=receipts.size
-        )
+        return receipt_pb2.GetUpdateResponse(receipt_json=_fitting(document), log_size=receipts.size)
 
     async def ListUpdates(
         self, request: receipt_pb2.ListUpdatesRequest, context: _Context
@@ -127,8 +129,14 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         indexes = self._view.rollouts.get(request.rollout)
         if indexes is None:
             raise NotFoundError("NO_SUCH_ROLLOUT", f"expected a rollout in this log, got {request.rollout!r}")
-        claims = []
+        claims: list[dict[str, Any]] = []
+        size = 0
         async for index, data, _ in self._reader.entries(list(indexes)):
+            size += len(data)
+            if size > MAX_MESSAGE_BYTES:
+                raise _too_large()
+            if not len(claims) % _SLICE:
+                await asyncio.sleep(0)  # a rollout of many claims is not one step of the loop
             entry = decode_entry(data)
             event, name = read_event(entry.event)
             if name is not None:
@@ -137,9 +145,7 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
                     {"index": index, "recorded_at": entry.recorded_at, "type": name, "claim": claim}
                 )
         document = {"rollout": request.rollout, "claims": claims}
-        return receipt_pb2.GetRolloutResponse(
-            rollout_json=json.dumps(document).encode(), log_size=receipts.size
-        )
+        return receipt_pb2.GetRolloutResponse(rollout_json=_fitting(document), log_size=receipts.size)
 
     async def ResolveDefault(
         self, request: receipt_pb2.ResolveDefaultRequest, context: _Context
@@ -181,6 +187,18 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         return receipt_pb2.LatestCandidateResponse(
             update=fact.body.update, manifest_digest=fact.body.manifest_digest, index=fact.index
         )
+
+
+def _fitting(document: dict[str, Any]) -> bytes:
+    """The document as JSON. Raises RefusedError(TOO_LARGE) for more than a message holds."""
+    data = json.dumps(document).encode()
+    if len(data) > MAX_MESSAGE_BYTES - _FRAMING:
+        raise _too_large()
+    return data
+
+
+def _too_large() -> RefusedError:
+    return RefusedError("TOO_LARGE", "expected what fits into one message, got more; Read serves the entries")
 
 
 def _page(request: receipt_pb2.ListUpdatesRequest) -> tuple[int, int]:

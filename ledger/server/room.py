@@ -23,7 +23,7 @@ from ledger.server.waiters import Waiters
 __all__ = ["Room", "Streams"]
 
 _RETRY_AFTER: Final = 0.05  # seconds
-_MAX_STREAMS: Final = 128  # open at once, of one principal
+_MAX_STREAMS: Final = 64  # open at once, of one principal
 _STREAM_RETRY: Final = 1.0  # seconds
 
 

@@ -94,7 +94,7 @@ def test_one_principal_may_not_take_all_requests() -> None:
 def test_one_principal_has_so_many_streams_and_no_more() -> None:
     """Those that ended do not count; another principal's do not either."""
     streams, held = Streams(), []
-    for _ in range(128):
+    for _ in range(64):
         held.append(streams.open("a"))
         held[-1].__enter__()
     with pytest.raises(OverloadedError) as caught, streams.open("a"):
@@ -110,7 +110,7 @@ async def test_a_reader_who_goes_away_gives_his_stream_back() -> None:
     """Followers that are cancelled over and over never run out."""
     async with Lab() as lab:
         auditor = lab.of_role("auditor")
-        for _ in range(140):
+        for _ in range(80):
             call = auditor.stub.Follow(ledger_pb2.FollowRequest())
             first: Any = await call.read()
             assert 0 == first.first_index
@@ -197,3 +197,18 @@ async def test_a_holdouts_id_claimed_first_as_train_opens_nothing_of_it() -> Non
             event = event_pb2.Event.FromString(decode_entry(message.entry).event)
             seen.append(event.WhichOneof("body"))
         assert ["update_proposed", "rollout_enqueued"] == seen
+
+
+async def test_a_rollout_larger_than_a_message_is_refused_by_name() -> None:
+    """TOO_LARGE, said by the service and not by the transport; a rollout that fits is answered."""
+    async with Lab() as lab:
+        runner = lab.of_role("runner")
+        spans = [body(lab, "span_recorded", rollout="ro-1", otlp_span=otlp_span(50_000))] * 50
+        await runner.append([enqueued(lab, "ro-2")])
+        for _ in range(2):
+            await runner.append(spans)
+        stub = receipt_pb2_grpc.ReceiptServiceStub(lab.of_role("auditor").channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetRollout(receipt_pb2.GetRolloutRequest(rollout="ro-1"))
+        assert "TOO_LARGE" == error_of(caught.value).reason
+        assert (await stub.GetRollout(receipt_pb2.GetRolloutRequest(rollout="ro-2"))).rollout_json
