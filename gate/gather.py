@@ -165,7 +165,9 @@ class _Gathering(Choosing):
             if not ends or fact.index != ends[0].index:
                 self._odd(fact, "AFTER_END" if ends else "LATE_OR_ORPHAN")
         chosen = RolloutEvidence(rollout_id, first, ends[0] if ends else None)
-        chosen.conflict = record.taken
+        if record.taken:  # what follows under this id belongs to whoever claimed it first
+            chosen.conflict = True
+            self._odd(first, "CONFLICT")
         for repeat in enqueued[1:]:
             if repeat.index < last and repeat.body != first.body:
                 chosen.conflict = True

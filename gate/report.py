@@ -384,6 +384,7 @@ def _verdicts(given: Input) -> Iterable[dict[str, Any]]:
             "index": verdict.fact.index,
             "step": STEPS.get(body.step),
             "verdict": verdict_name(body.verdict),
+            "not_after": body.not_after if body.HasField("not_after") else None,
             "void": verdict.void,
             "stands": fallen is None,
             "stands_not_because": fallen,

@@ -57,6 +57,18 @@ class Pointers:
         """The unused rollback request at an index."""
         return self._requests.get(index)
 
+    def open_requests(self, resource: str, scope: options_pb2.Scope) -> list[int]:
+        """Indexes of the unused requests that name the pointer's top promotion."""
+        top = self.default(resource, scope)
+        return [
+            index
+            for index, fact in self._requests.items()
+            if top is not None
+            and top.update is not None
+            and (fact.body.promotion_index, fact.body.resource, fact.body.scope)
+            == (top.index, resource, scope)
+        ]
+
     def promotion_of(self, verdict: gate_pb2.VerdictIssued, index: int) -> Move | None:
         """The move in the pointer's present value that rests on the verdict at `index`."""
         stack = self.stack(verdict.resource, verdict.scope)

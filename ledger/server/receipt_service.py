@@ -172,6 +172,7 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
             checkpoint=head.checkpoint,
             at_risk=at_risk(receipts, move),
             moved_index=receipts.pointers.moved_at(request.resource, request.scope),
+            open_rollback_requests=receipts.pointers.open_requests(request.resource, request.scope),
         )
 
     async def LatestCandidate(
@@ -232,5 +233,7 @@ def _summaries(receipts: Receipts, updates: list[Update]) -> Iterator[receipt_pb
             summary.verdict = last.fact.body.verdict
             summary.verdict_step = last.fact.body.step
             summary.verdict_index = last.fact.index
+            if last.fact.body.HasField("not_after"):
+                summary.not_after = last.fact.body.not_after
             summary.stands = why_fallen(receipts, last, now) is None
         yield summary

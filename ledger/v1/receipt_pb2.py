@@ -26,15 +26,15 @@ from ledger.v1 import gate_pb2 as ledger_dot_v1_dot_gate__pb2
 from ledger.v1 import options_pb2 as ledger_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17ledger/v1/receipt.proto\x12\tledger.v1\x1a\x14ledger/v1/gate.proto\x1a\x17ledger/v1/options.proto\"*\n\x10GetUpdateRequest\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\"Q\n\x11GetUpdateResponse\x12!\n\x0creceipt_json\x18\x01 \x01(\x0cR\x0breceiptJson\x12\x19\n\x08log_size\x18\x02 \x01(\x04R\x07logSize\"P\n\x12ListUpdatesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\rR\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"\x94\x04\n\rUpdateSummary\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12\x1a\n\x08resource\x18\x02 \x01(\tR\x08resource\x12&\n\x05scope\x18\x03 \x01(\x0b\x32\x10.ledger.v1.ScopeR\x05scope\x12\x1f\n\x0bproposed_by\x18\x04 \x01(\tR\nproposedBy\x12%\n\x0eproposed_index\x18\x05 \x01(\x04R\rproposedIndex\x12\x16\n\x06\x66rozen\x18\x06 \x01(\x08R\x06\x66rozen\x12%\n\x0etraining_ended\x18\x07 \x01(\x08R\rtrainingEnded\x12.\n\x10\x63\x61ndidate_digest\x18\x08 \x01(\x0cH\x00R\x0f\x63\x61ndidateDigest\x88\x01\x01\x12\x31\n\x07verdict\x18\t \x01(\x0e\x32\x12.ledger.v1.VerdictH\x01R\x07verdict\x88\x01\x01\x12\x37\n\x0cverdict_step\x18\n \x01(\x0e\x32\x0f.ledger.v1.StepH\x02R\x0bverdictStep\x88\x01\x01\x12(\n\rverdict_index\x18\x0b \x01(\x04H\x03R\x0cverdictIndex\x88\x01\x01\x12\x16\n\x06stands\x18\x0c \x01(\x08R\x06standsB\x13\n\x11_candidate_digestB\n\n\x08_verdictB\x0f\n\r_verdict_stepB\x10\n\x0e_verdict_index\"\x8c\x01\n\x13ListUpdatesResponse\x12\x32\n\x07updates\x18\x01 \x03(\x0b\x32\x18.ledger.v1.UpdateSummaryR\x07updates\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x19\n\x08log_size\x18\x03 \x01(\x04R\x07logSize\"-\n\x11GetRolloutRequest\x12\x18\n\x07rollout\x18\x01 \x01(\tR\x07rollout\"R\n\x12GetRolloutResponse\x12!\n\x0crollout_json\x18\x01 \x01(\x0cR\x0brolloutJson\x12\x19\n\x08log_size\x18\x02 \x01(\x04R\x07logSize\"[\n\x15ResolveDefaultRequest\x12\x1a\n\x08resource\x18\x01 \x01(\tR\x08resource\x12&\n\x05scope\x18\x02 \x01(\x0b\x32\x10.ledger.v1.ScopeR\x05scope\"\x97\x02\n\x16ResolveDefaultResponse\x12\'\n\x0fmanifest_digest\x18\x01 \x01(\x0cR\x0emanifestDigest\x12\x30\n\x06origin\x18\x02 \x01(\x0e\x32\x18.ledger.v1.DefaultOriginR\x06origin\x12\x14\n\x05index\x18\x03 \x01(\x04R\x05index\x12\x14\n\x05\x65ntry\x18\x04 \x01(\x0cR\x05\x65ntry\x12\x1c\n\tinclusion\x18\x05 \x03(\x0cR\tinclusion\x12\x1e\n\ncheckpoint\x18\x06 \x01(\x0cR\ncheckpoint\x12\x17\n\x07\x61t_risk\x18\x07 \x03(\tR\x06\x61tRisk\x12\x1f\n\x0bmoved_index\x18\x08 \x01(\x04R\nmovedIndex\"\\\n\x16LatestCandidateRequest\x12\x1a\n\x08resource\x18\x01 \x01(\tR\x08resource\x12&\n\x05scope\x18\x02 \x01(\x0b\x32\x10.ledger.v1.ScopeR\x05scope\"p\n\x17LatestCandidateResponse\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12\'\n\x0fmanifest_digest\x18\x02 \x01(\x0cR\x0emanifestDigest\x12\x14\n\x05index\x18\x03 \x01(\x04R\x05index*i\n\rDefaultOrigin\x12\x1e\n\x1a\x44\x45\x46\x41ULT_ORIGIN_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44\x45\x46\x41ULT_ORIGIN_BASELINE\x10\x01\x12\x1b\n\x17\x44\x45\x46\x41ULT_ORIGIN_PROMOTED\x10\x02\x32\xa2\x03\n\x0eReceiptService\x12\x46\n\tGetUpdate\x12\x1b.ledger.v1.GetUpdateRequest\x1a\x1c.ledger.v1.GetUpdateResponse\x12L\n\x0bListUpdates\x12\x1d.ledger.v1.ListUpdatesRequest\x1a\x1e.ledger.v1.ListUpdatesResponse\x12I\n\nGetRollout\x12\x1c.ledger.v1.GetRolloutRequest\x1a\x1d.ledger.v1.GetRolloutResponse\x12U\n\x0eResolveDefault\x12 .ledger.v1.ResolveDefaultRequest\x1a!.ledger.v1.ResolveDefaultResponse\x12X\n\x0fLatestCandidate\x12!.ledger.v1.LatestCandidateRequest\x1a\".ledger.v1.LatestCandidateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17ledger/v1/receipt.proto\x12\tledger.v1\x1a\x14ledger/v1/gate.proto\x1a\x17ledger/v1/options.proto\"*\n\x10GetUpdateRequest\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\"Q\n\x11GetUpdateResponse\x12!\n\x0creceipt_json\x18\x01 \x01(\x0cR\x0breceiptJson\x12\x19\n\x08log_size\x18\x02 \x01(\x04R\x07logSize\"P\n\x12ListUpdatesRequest\x12\x1b\n\tpage_size\x18\x01 \x01(\rR\x08pageSize\x12\x1d\n\npage_token\x18\x02 \x01(\tR\tpageToken\"\xc4\x04\n\rUpdateSummary\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12\x1a\n\x08resource\x18\x02 \x01(\tR\x08resource\x12&\n\x05scope\x18\x03 \x01(\x0b\x32\x10.ledger.v1.ScopeR\x05scope\x12\x1f\n\x0bproposed_by\x18\x04 \x01(\tR\nproposedBy\x12%\n\x0eproposed_index\x18\x05 \x01(\x04R\rproposedIndex\x12\x16\n\x06\x66rozen\x18\x06 \x01(\x08R\x06\x66rozen\x12%\n\x0etraining_ended\x18\x07 \x01(\x08R\rtrainingEnded\x12.\n\x10\x63\x61ndidate_digest\x18\x08 \x01(\x0cH\x00R\x0f\x63\x61ndidateDigest\x88\x01\x01\x12\x31\n\x07verdict\x18\t \x01(\x0e\x32\x12.ledger.v1.VerdictH\x01R\x07verdict\x88\x01\x01\x12\x37\n\x0cverdict_step\x18\n \x01(\x0e\x32\x0f.ledger.v1.StepH\x02R\x0bverdictStep\x88\x01\x01\x12(\n\rverdict_index\x18\x0b \x01(\x04H\x03R\x0cverdictIndex\x88\x01\x01\x12\x16\n\x06stands\x18\x0c \x01(\x08R\x06stands\x12 \n\tnot_after\x18\r \x01(\x03H\x04R\x08notAfter\x88\x01\x01\x42\x13\n\x11_candidate_digestB\n\n\x08_verdictB\x0f\n\r_verdict_stepB\x10\n\x0e_verdict_indexB\x0c\n\n_not_after\"\x8c\x01\n\x13ListUpdatesResponse\x12\x32\n\x07updates\x18\x01 \x03(\x0b\x32\x18.ledger.v1.UpdateSummaryR\x07updates\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x19\n\x08log_size\x18\x03 \x01(\x04R\x07logSize\"-\n\x11GetRolloutRequest\x12\x18\n\x07rollout\x18\x01 \x01(\tR\x07rollout\"R\n\x12GetRolloutResponse\x12!\n\x0crollout_json\x18\x01 \x01(\x0cR\x0brolloutJson\x12\x19\n\x08log_size\x18\x02 \x01(\x04R\x07logSize\"[\n\x15ResolveDefaultRequest\x12\x1a\n\x08resource\x18\x01 \x01(\tR\x08resource\x12&\n\x05scope\x18\x02 \x01(\x0b\x32\x10.ledger.v1.ScopeR\x05scope\"\xcd\x02\n\x16ResolveDefaultResponse\x12\'\n\x0fmanifest_digest\x18\x01 \x01(\x0cR\x0emanifestDigest\x12\x30\n\x06origin\x18\x02 \x01(\x0e\x32\x18.ledger.v1.DefaultOriginR\x06origin\x12\x14\n\x05index\x18\x03 \x01(\x04R\x05index\x12\x14\n\x05\x65ntry\x18\x04 \x01(\x0cR\x05\x65ntry\x12\x1c\n\tinclusion\x18\x05 \x03(\x0cR\tinclusion\x12\x1e\n\ncheckpoint\x18\x06 \x01(\x0cR\ncheckpoint\x12\x17\n\x07\x61t_risk\x18\x07 \x03(\tR\x06\x61tRisk\x12\x1f\n\x0bmoved_index\x18\x08 \x01(\x04R\nmovedIndex\x12\x34\n\x16open_rollback_requests\x18\t \x03(\x04R\x14openRollbackRequests\"\\\n\x16LatestCandidateRequest\x12\x1a\n\x08resource\x18\x01 \x01(\tR\x08resource\x12&\n\x05scope\x18\x02 \x01(\x0b\x32\x10.ledger.v1.ScopeR\x05scope\"p\n\x17LatestCandidateResponse\x12\x16\n\x06update\x18\x01 \x01(\tR\x06update\x12\'\n\x0fmanifest_digest\x18\x02 \x01(\x0cR\x0emanifestDigest\x12\x14\n\x05index\x18\x03 \x01(\x04R\x05index*i\n\rDefaultOrigin\x12\x1e\n\x1a\x44\x45\x46\x41ULT_ORIGIN_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x44\x45\x46\x41ULT_ORIGIN_BASELINE\x10\x01\x12\x1b\n\x17\x44\x45\x46\x41ULT_ORIGIN_PROMOTED\x10\x02\x32\xa2\x03\n\x0eReceiptService\x12\x46\n\tGetUpdate\x12\x1b.ledger.v1.GetUpdateRequest\x1a\x1c.ledger.v1.GetUpdateResponse\x12L\n\x0bListUpdates\x12\x1d.ledger.v1.ListUpdatesRequest\x1a\x1e.ledger.v1.ListUpdatesResponse\x12I\n\nGetRollout\x12\x1c.ledger.v1.GetRolloutRequest\x1a\x1d.ledger.v1.GetRolloutResponse\x12U\n\x0eResolveDefault\x12 .ledger.v1.ResolveDefaultRequest\x1a!.ledger.v1.ResolveDefaultResponse\x12X\n\x0fLatestCandidate\x12!.ledger.v1.LatestCandidateRequest\x1a\".ledger.v1.LatestCandidateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ledger.v1.receipt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEFAULTORIGIN']._serialized_start=1686
-  _globals['_DEFAULTORIGIN']._serialized_end=1791
+  _globals['_DEFAULTORIGIN']._serialized_start=1788
+  _globals['_DEFAULTORIGIN']._serialized_end=1893
   _globals['_GETUPDATEREQUEST']._serialized_start=85
   _globals['_GETUPDATEREQUEST']._serialized_end=127
   _globals['_GETUPDATERESPONSE']._serialized_start=129
@@ -42,21 +42,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTUPDATESREQUEST']._serialized_start=212
   _globals['_LISTUPDATESREQUEST']._serialized_end=292
   _globals['_UPDATESUMMARY']._serialized_start=295
-  _globals['_UPDATESUMMARY']._serialized_end=827
-  _globals['_LISTUPDATESRESPONSE']._serialized_start=830
-  _globals['_LISTUPDATESRESPONSE']._serialized_end=970
-  _globals['_GETROLLOUTREQUEST']._serialized_start=972
-  _globals['_GETROLLOUTREQUEST']._serialized_end=1017
-  _globals['_GETROLLOUTRESPONSE']._serialized_start=1019
-  _globals['_GETROLLOUTRESPONSE']._serialized_end=1101
-  _globals['_RESOLVEDEFAULTREQUEST']._serialized_start=1103
-  _globals['_RESOLVEDEFAULTREQUEST']._serialized_end=1194
-  _globals['_RESOLVEDEFAULTRESPONSE']._serialized_start=1197
-  _globals['_RESOLVEDEFAULTRESPONSE']._serialized_end=1476
-  _globals['_LATESTCANDIDATEREQUEST']._serialized_start=1478
-  _globals['_LATESTCANDIDATEREQUEST']._serialized_end=1570
-  _globals['_LATESTCANDIDATERESPONSE']._serialized_start=1572
-  _globals['_LATESTCANDIDATERESPONSE']._serialized_end=1684
-  _globals['_RECEIPTSERVICE']._serialized_start=1794
-  _globals['_RECEIPTSERVICE']._serialized_end=2212
+  _globals['_UPDATESUMMARY']._serialized_end=875
+  _globals['_LISTUPDATESRESPONSE']._serialized_start=878
+  _globals['_LISTUPDATESRESPONSE']._serialized_end=1018
+  _globals['_GETROLLOUTREQUEST']._serialized_start=1020
+  _globals['_GETROLLOUTREQUEST']._serialized_end=1065
+  _globals['_GETROLLOUTRESPONSE']._serialized_start=1067
+  _globals['_GETROLLOUTRESPONSE']._serialized_end=1149
+  _globals['_RESOLVEDEFAULTREQUEST']._serialized_start=1151
+  _globals['_RESOLVEDEFAULTREQUEST']._serialized_end=1242
+  _globals['_RESOLVEDEFAULTRESPONSE']._serialized_start=1245
+  _globals['_RESOLVEDEFAULTRESPONSE']._serialized_end=1578
+  _globals['_LATESTCANDIDATEREQUEST']._serialized_start=1580
+  _globals['_LATESTCANDIDATEREQUEST']._serialized_end=1672
+  _globals['_LATESTCANDIDATERESPONSE']._serialized_start=1674
+  _globals['_LATESTCANDIDATERESPONSE']._serialized_end=1786
+  _globals['_RECEIPTSERVICE']._serialized_start=1896
+  _globals['_RECEIPTSERVICE']._serialized_end=2314
 # @@protoc_insertion_point(module_scope)

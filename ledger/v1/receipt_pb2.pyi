@@ -131,6 +131,7 @@ class UpdateSummary(_message.Message):
     VERDICT_STEP_FIELD_NUMBER: _builtins.int
     VERDICT_INDEX_FIELD_NUMBER: _builtins.int
     STANDS_FIELD_NUMBER: _builtins.int
+    NOT_AFTER_FIELD_NUMBER: _builtins.int
     update: _builtins.str
     resource: _builtins.str
     proposed_by: _builtins.str
@@ -143,7 +144,11 @@ class UpdateSummary(_message.Message):
     verdict_step: _options_pb2.Step.ValueType
     verdict_index: _builtins.int
     stands: _builtins.bool
-    """That verdict is a PROMOTE and stands at `log_size`."""
+    """That verdict is a PROMOTE and stands at `log_size`, by the log's clock."""
+    not_after: _builtins.int
+    """PROMOTE only: nothing may rest on it later. Microseconds since 1970; compare with the real clock, since
+    a quiet log's clock stands still.
+    """
     @_builtins.property
     def scope(self) -> _options_pb2.Scope: ...
     def __init__(
@@ -161,13 +166,16 @@ class UpdateSummary(_message.Message):
         verdict_step: _options_pb2.Step.ValueType | None = ...,
         verdict_index: _builtins.int | None = ...,
         stands: _builtins.bool = ...,
+        not_after: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_candidate_digest", b"_candidate_digest", "_verdict", b"_verdict", "_verdict_index", b"_verdict_index", "_verdict_step", b"_verdict_step", "candidate_digest", b"candidate_digest", "scope", b"scope", "verdict", b"verdict", "verdict_index", b"verdict_index", "verdict_step", b"verdict_step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_candidate_digest", b"_candidate_digest", "_not_after", b"_not_after", "_verdict", b"_verdict", "_verdict_index", b"_verdict_index", "_verdict_step", b"_verdict_step", "candidate_digest", b"candidate_digest", "not_after", b"not_after", "scope", b"scope", "verdict", b"verdict", "verdict_index", b"verdict_index", "verdict_step", b"verdict_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_candidate_digest", b"_candidate_digest", "_verdict", b"_verdict", "_verdict_index", b"_verdict_index", "_verdict_step", b"_verdict_step", "candidate_digest", b"candidate_digest", "frozen", b"frozen", "proposed_by", b"proposed_by", "proposed_index", b"proposed_index", "resource", b"resource", "scope", b"scope", "stands", b"stands", "training_ended", b"training_ended", "update", b"update", "verdict", b"verdict", "verdict_index", b"verdict_index", "verdict_step", b"verdict_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_candidate_digest", b"_candidate_digest", "_not_after", b"_not_after", "_verdict", b"_verdict", "_verdict_index", b"_verdict_index", "_verdict_step", b"_verdict_step", "candidate_digest", b"candidate_digest", "frozen", b"frozen", "not_after", b"not_after", "proposed_by", b"proposed_by", "proposed_index", b"proposed_index", "resource", b"resource", "scope", b"scope", "stands", b"stands", "training_ended", b"training_ended", "update", b"update", "verdict", b"verdict", "verdict_index", b"verdict_index", "verdict_step", b"verdict_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__candidate_digest: _TypeAlias = _typing.Literal["candidate_digest"]  # noqa: Y015
     _WhichOneofArgType__candidate_digest: _TypeAlias = _typing.Literal["_candidate_digest", b"_candidate_digest"]  # noqa: Y015
+    _WhichOneofReturnType__not_after: _TypeAlias = _typing.Literal["not_after"]  # noqa: Y015
+    _WhichOneofArgType__not_after: _TypeAlias = _typing.Literal["_not_after", b"_not_after"]  # noqa: Y015
     _WhichOneofReturnType__verdict: _TypeAlias = _typing.Literal["verdict"]  # noqa: Y015
     _WhichOneofArgType__verdict: _TypeAlias = _typing.Literal["_verdict", b"_verdict"]  # noqa: Y015
     _WhichOneofReturnType__verdict_index: _TypeAlias = _typing.Literal["verdict_index"]  # noqa: Y015
@@ -176,6 +184,8 @@ class UpdateSummary(_message.Message):
     _WhichOneofArgType__verdict_step: _TypeAlias = _typing.Literal["_verdict_step", b"_verdict_step"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__candidate_digest) -> _WhichOneofReturnType__candidate_digest | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__not_after) -> _WhichOneofReturnType__not_after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__verdict) -> _WhichOneofReturnType__verdict | None: ...
     @_typing.overload
@@ -287,6 +297,7 @@ class ResolveDefaultResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     AT_RISK_FIELD_NUMBER: _builtins.int
     MOVED_INDEX_FIELD_NUMBER: _builtins.int
+    OPEN_ROLLBACK_REQUESTS_FIELD_NUMBER: _builtins.int
     manifest_digest: _builtins.bytes
     origin: Global___DefaultOrigin.ValueType
     index: _builtins.int
@@ -301,6 +312,10 @@ class ResolveDefaultResponse(_message.Message):
     def at_risk(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What it rests on became stale or suspect; the codes say why."""
 
+    @_builtins.property
+    def open_rollback_requests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Indexes of rollback requests that name the top promotion and were not carried out."""
+
     def __init__(
         self,
         *,
@@ -312,10 +327,11 @@ class ResolveDefaultResponse(_message.Message):
         checkpoint: _builtins.bytes = ...,
         at_risk: _abc.Iterable[_builtins.str] | None = ...,
         moved_index: _builtins.int = ...,
+        open_rollback_requests: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_risk", b"at_risk", "checkpoint", b"checkpoint", "entry", b"entry", "inclusion", b"inclusion", "index", b"index", "manifest_digest", b"manifest_digest", "moved_index", b"moved_index", "origin", b"origin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_risk", b"at_risk", "checkpoint", b"checkpoint", "entry", b"entry", "inclusion", b"inclusion", "index", b"index", "manifest_digest", b"manifest_digest", "moved_index", b"moved_index", "open_rollback_requests", b"open_rollback_requests", "origin", b"origin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

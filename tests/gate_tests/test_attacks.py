@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from clients.demo.scenario import digest
+from gate.gather import gather
 from gate.policy import parse_policy
 from ledger.claims import UNREPLAYABLE
 from ledger.errors import CannotTellError, FormatError
@@ -92,6 +93,8 @@ def test_a_rollout_id_claimed_first_by_somebody_else_is_a_conflict(story: Story)
         "ERROR",
         ["CONFLICT"],
     ) == (counts(judged, 2)["rollouts"], states(judged)[2], reasons(judged, 3))
+    index = story.log.receipts.update(U).rollouts[failing.rollout].enqueued[0].index
+    assert (index, "CONFLICT") in gather(story.log.receipts, U, CANARY, story.log.size).anomalies
 
 
 def test_a_verdict_that_names_another_pointer_is_void_and_not_unreplayable(story: Story) -> None:

@@ -48,9 +48,12 @@ async def test_the_whole_way_to_the_default_and_back() -> None:
                 )
             ],
         )
+        asked = await receipts.resolve_default(resource, s.scope)
+        assert [request] == list(asked.open_rollback_requests)
         back = await wire.gate("approver-2").roll_back(resource, s.scope, request)
         assert back.rolled_back.to_digest == s.baseline
         now = await receipts.resolve_default(resource, s.scope)
+        assert [] == list(now.open_rollback_requests)
         assert (now.manifest_digest, now.moved_index) == (s.baseline, back.index)
         audited = await lab.audit()
         assert (2, 3, 1) == (audited.verdicts, audited.moves, audited.freezes)
