@@ -4,6 +4,7 @@ Rules:
 1. A server is the command that ships, `python -m ledger.server` or `python -m gate`; nothing is imported.
 2. It is ready when it says so on stdout, never because time passed.
 3. A process that was started here is stopped here, whatever happens in between.
+   An end before it is ready, a cancelled wait included, ends it too.
 4. What would end a server at once is said before it is started, with what to do: an address that is taken, a
    gate without its ledger.
 """
@@ -115,17 +116,27 @@ class ServerProcess:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdout=asyncio.subprocess.PIPE, stderr=stderr
             )
-        line = await self._process.stdout.readline() if self._process.stdout is not None else b""
+        try:
+            await self._ready(self._process)
+        except BaseException:  # whatever it was: without an entered block nobody else ends the process
+            await self._stop()
+            raise
+        return self
+
+    async def _ready(self, process: asyncio.subprocess.Process) -> None:
+        line = await process.stdout.readline() if process.stdout is not None else b""
         if not line:
-            code = await self._process.wait()
+            code = await process.wait()
             said = self._log.read_text(encoding="utf-8").strip().rpartition("\n")[2]
             raise FatalError("SERVER_ENDED", f"expected a server that is ready, got exit code {code}: {said}")
         self.address = json.loads(line)["address"]
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._stop()
+
+    async def _stop(self) -> None:
         process = self._process
         if process is None or process.returncode is not None:
             return

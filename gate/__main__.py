@@ -1,4 +1,4 @@
-"""`python -m gate --home HOME`: serves the gate until SIGTERM.
+"""`python -m gate --home HOME`: serves the gate until SIGTERM, which it obeys while its ledger hangs too.
 
 When it serves, one line of JSON goes to stdout: `{"address": …, "origin": …, "size": …}`. Logs go to stderr.
 Exit codes: 0 stopped as asked, 2 usage or configuration, 3 the log does not verify or the ledger is lost.
@@ -53,6 +53,26 @@ def _credentials(home: Path) -> grpc.ServerCredentials:
     )
 
 
+async def _caught_up(client: LedgerClient, log: GateLog, asked: asyncio.Event) -> bool:
+    """Whether the log is verified up to now; False where the gate was asked to stop before, say by SIGTERM
+    while the ledger hangs. Raises AssayError.
+    """
+
+    async def catch_up() -> None:
+        await log.reached((await client.get_checkpoint()).size)
+
+    catching, stop = asyncio.create_task(catch_up()), asyncio.create_task(asked.wait())
+    await asyncio.wait({catching, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if catching.done():
+        await catching  # raises what ended it
+        return not asked.is_set()
+    catching.cancel()
+    with suppress(asyncio.CancelledError):
+        await catching
+    return False
+
+
 async def _serve(home: Path, identity: Identity, trust_domain: str, listen: str) -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -61,7 +81,11 @@ async def _serve(home: Path, identity: Identity, trust_domain: str, listen: str)
     async with LedgerClient(identity) as client:
         log = GateLog(identity.trust)
         following = asyncio.create_task(log.run(client.follow))
-        await log.reached((await client.get_checkpoint()).size)
+        if not await _caught_up(client, log, asked):
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+            return
         server = grpc.aio.server(interceptors=[CatchAll(_log)], options=_GRPC_OPTIONS)
         service = GateService(log, client, trust_domain, now=_now, random=secrets.token_bytes)
         gate_pb2_grpc.add_GateServiceServicer_to_server(service, server)

@@ -180,6 +180,7 @@ def parse_policy(document: bytes) -> Policy:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "policy"
-        raise FormatError(
-            "BAD_POLICY", f"{where}: {first['msg']}, got {str(first['input'])[:80]!r}"
-        ) from error
+        got = first["input"]
+        # A whole object or list would hide what is wrong with it.
+        shown = "" if isinstance(got, dict | list | tuple) else f", got {str(got)[:80]!r}"
+        raise FormatError("BAD_POLICY", f"{where}: {first['msg']}{shown}") from error

@@ -135,7 +135,11 @@ _COUNTED: Final[Mapping[str, Callable[[dict[str, int]], str]]] = {
     "canary_verified": _canary,
     "rollback_and_authority": lambda c: (
         f"way back rehearsed in {c['rehearsals']} of {_many(c['windows'], 'window')}, "
-        f"{_many(c['fulfilling'], 'approval')} of {c['approvals']} in force for it"
+        + (
+            f"{_many(c['fulfilling'], 'approval')} of {c['approvals']} in force for it"
+            if c["approvals"]
+            else "no approval"
+        )
     ),
 }
 

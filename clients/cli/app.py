@@ -4,10 +4,12 @@ Rules:
 1. An error of the family is one line on stderr and an exit code (clients.cli.exits); `--debug` shows more.
 2. With --json an error is JSON on stdout too, so that a script never has to read a sentence.
 3. Nothing here imports a network library.
+4. An answer that could not be written is a fault (70): never HOLD's 1, which a closed pipe would end with.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -41,6 +43,10 @@ _T = TypeVar("_T")
 
 #: Roles that read all, the one with the least power first.
 READERS: Final = ("auditor", "operator", "approver", "judge", "canary")
+
+
+# What a write fails with; where it opens a file, or an address is wrong, the error is another.
+_UNWRITTEN: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF})
 
 
 @dataclass(slots=True)
@@ -96,6 +102,22 @@ def session_of(context: typer.Context) -> Session:
 class AssayGroup(TyperGroup):
     """The root command: runs what was asked for and ends the process as `exits` says."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """As TyperGroup; where something stayed unwritten the process ends with FAULT."""
+        try:
+            return super().main(*args, **extra)
+        except SystemExit as ended:
+            # rich and click end with 1 where the reader has gone.
+            broken = ended.__context__ if isinstance(ended.__context__, OSError) else _unflushed()
+            if broken is None:
+                raise
+        except OSError as error:
+            broken = error
+        _drop_output()
+        line = f"assay: expected to write the answer, or a file, got {broken.strerror or broken}"
+        typer.secho(line, err=True, fg=typer.colors.RED)
+        raise SystemExit(Exit.FAULT)
+
     def invoke(self, ctx: Any) -> Any:
         """As TyperGroup, with errors as exit codes."""
         try:
@@ -105,11 +127,9 @@ class AssayGroup(TyperGroup):
         except AssayError as error:
             _report(ctx.obj, line_of(error), error)
             raise typer.Exit(code_of(error)) from None
-        except BrokenPipeError:
-            # Whoever read our answer has gone; nothing may be flushed to it at the end either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(Exit.INTERRUPTED) from None
         except OSError as error:
+            if error.filename is None and error.errno in _UNWRITTEN:
+                raise  # `main` says it
             _report(ctx.obj, f"{error.filename or 'the system'}: {error.strerror or error}", error)
             raise typer.Exit(Exit.USAGE) from None
         except (typer.Exit, SystemExit):
@@ -121,17 +141,35 @@ class AssayGroup(TyperGroup):
             raise typer.Exit(Exit.FAULT) from None
 
 
+def _unflushed() -> OSError | None:
+    """Why stdout does not take what is left for it; None where it took all, or nobody wants it."""
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            return error
+    return None
+
+
+def _drop_output() -> None:
+    """Nothing may be flushed to a stdout that failed, at the process's end either."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _report(session: object, line: str, error: BaseException) -> None:
     shown = session if isinstance(session, Session) else None
     if shown is not None and shown.debug:
         traceback.print_exception(error)
+    document: dict[str, Any] | None = None
     if shown is not None and shown.as_json:
-        document: dict[str, Any] = {"error": line}
+        document = {"error": line}
         if isinstance(error, AssayError):
             document |= {"reason": error.reason, "message": error.message}
             document |= {key: getattr(error, key) for key in ("step", "index") if hasattr(error, key)}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
     typer.secho(f"assay: {line}", err=True, fg=typer.colors.RED)
+    if document is not None:
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
 def wait_for(work: Coroutine[Any, Any, _T]) -> _T:

@@ -55,10 +55,15 @@ def approve(
     """
     from clients.cli.parse import parse_seconds, parse_step
     from clients.cli.show import emit
+    from ledger.errors import FormatError
 
-    if as_json and digest is None:
-        raise typer.BadParameter("expected --digest with --json: nobody is shown what would be approved")
     session, seconds = session_of(context), parse_seconds(valid_for)
+    if as_json and digest is None:
+        raise FormatError(
+            "DIGEST_ABSENT", "expected --digest with --json, got none: nobody is shown what would be approved"
+        )
+    if session.name is not None:  # before the gate is asked, which others may ask too
+        session.principal("approver")
     if digest is not None:
         digest = _checked_form(digest)
     judged = wait_for(decide.ask_gate(session, update, parse_step(step)))
@@ -143,7 +148,11 @@ def _typed(approver: str, valid_for: str) -> str:
 
     asked = f"To approve as {approver} for {valid_for}, type the evidence digest's first {_TYPED} digits: "
     typer.echo(asked, err=True, nl=False)
-    line = sys.stdin.readline()
+    try:
+        line = _read_line()
+    except KeyboardInterrupt:
+        typer.echo("\nassay: broken off: nothing was approved", err=True)
+        raise
     if not line:
         typer.echo("", err=True)
         raise FormatError(
@@ -152,6 +161,10 @@ def _typed(approver: str, valid_for: str) -> str:
             "approved; a script says --digest",
         )
     return _checked_form(line)
+
+
+def _read_line() -> str:
+    return sys.stdin.readline()
 
 
 def _check_typed(judged: Judged, digest: str) -> None:

@@ -3,6 +3,7 @@
 Rules:
 1. A remembered checkpoint advances only after a full pass (step V7), a replay's own steps included.
 2. On a fork both signed notes are kept.
+3. A file of another log than the trust document's is said to be that before any entry is judged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from clients.cli.show import progress
 from clients.memory import Memory
 from ledger.bundle import BUNDLE_LINE, verify_bundle
 from ledger.checkpoint import parse_checkpoint_text
-from ledger.errors import VerificationError
+from ledger.errors import FormatError, VerificationError
 from ledger.export import read_export
 from ledger.note import parse_note
 from ledger.parallel import verify_export_parallel
@@ -73,7 +74,7 @@ class Audit:
                     stream, self.trust, workers, ahead=2 * cores, remembered=remembered, progress=advance
                 )
 
-        _refuse_bundle(file, self.trust)
+        self._check_file(file)
         return self._remembering(file, run)
 
     def replay(self, file: Path) -> tuple[Verified, Replayed, Receipts]:
@@ -93,8 +94,20 @@ class Audit:
             replayed.append((replay.result(), replay.receipts))
             return verified
 
+        self._check_file(file)
         verified = self._remembering(file, run)
         return verified, *replayed[0]
+
+    def _check_file(self, file: Path) -> None:
+        """What is said before any entry is judged: the file is of another log, or a partial bundle."""
+        _refuse_bundle(file, self.trust)
+        if (origin := _origin_of(file)) not in (None, self.trust.origin):
+            raise VerificationError(
+                "V5",
+                "OTHER_ORIGIN",
+                f"expected a file of {self.trust.origin}, which the trust document is for, got a file of "
+                f"{origin}",
+            )
 
     def _remembering(self, file: Path, run: Callable[[bytes | None], Verified]) -> Verified:
         """Runs a pass against what is remembered, and remembers what passed."""
@@ -116,6 +129,16 @@ def _refuse_bundle(file: Path, trust: TrustDocument) -> None:
     with file.open("rb") as stream:
         if stream.read(len(BUNDLE_LINE)) == BUNDLE_LINE:
             verify_bundle(BUNDLE_LINE + stream.read(), trust)
+
+
+def _origin_of(file: Path) -> str | None:
+    """Whose log an export says that it is; None where that cannot be read, which V2 or V5 then names."""
+    with file.open("rb") as stream:
+        try:
+            note, _ = read_export(stream)
+            return parse_checkpoint_text(parse_note(note).text).origin
+        except FormatError:
+            return None
 
 
 def _keep_both(file: Path, memory: Memory) -> None:

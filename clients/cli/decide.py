@@ -44,8 +44,19 @@ async def ask_gate(
     """The gate's judgement beside the receipt. Raises AssayError."""
     from clients.cli.desk import open_desk
     from clients.cli.judging import judge
+    from ledger.errors import RefusedError
 
     # A recorded verdict is the operator's wish; looking is anybody's.
     roles = ("operator", *READERS) if record else READERS
     async with open_desk(session, *roles) as desk:
-        return await judge(desk, update, step, record=record)
+        try:
+            return await judge(desk, update, step, record=record)
+        except RefusedError as error:
+            if error.reason != "APPROVAL_EXPIRED":
+                raise
+            judged = await judge(desk, update, step)
+            if judged.expired is None:
+                raise
+            raise RefusedError(
+                "APPROVAL_EXPIRED", f"expected one in force, got none: {judged.expired}"
+            ) from error

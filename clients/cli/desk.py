@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
@@ -20,17 +20,20 @@ from clients.identity import Identity, load_identity
 from clients.ids import RANDOM_BYTES, uuid7
 from clients.ledger import LedgerClient
 from clients.receipts import ReceiptsClient
-from ledger.errors import NotFoundError
+from ledger.errors import NotFoundError, OverloadedError
 from ledger.v1 import event_pb2, receipt_pb2
 
-__all__ = ["Desk", "event", "gate_answers", "now", "open_desk"]
+if TYPE_CHECKING:
+    from ledger.checkpoint import Checkpoint
+
+__all__ = ["Desk", "event", "first_checkpoint", "gate_answers", "now", "open_desk"]
 
 _FIELD_OF: Final = {
     field.message_type.full_name: field.name
     for field in event_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields
     if field.message_type is not None
 }
-_HEALTH_DEADLINE: Final = 5.0  # seconds
+_FIRST_DEADLINE: Final = 3.0  # seconds, to learn whether a server answers at all
 
 
 def now() -> int:
@@ -66,11 +69,51 @@ class Desk:
 
 @asynccontextmanager
 async def open_desk(session: Session, *roles: str, among: Collection[str] = ()) -> AsyncIterator[Desk]:
-    """The principal that the session names, or the only one of `roles`, connected until the block ends."""
+    """The principal that the session names, or the only one of `roles`, connected until the block ends.
+
+    Raises OverloadedError LEDGER_AWAY, GATE_AWAY or UNAVAILABLE for whoever does not answer the block.
+    """
     document = load_home(session.home)
     identity = load_identity(session.home, session.principal(*roles, among=among))
     async with LedgerClient(identity) as ledger, GateClient(identity, document.gate) as gate:
-        yield Desk(identity, ledger, ReceiptsClient(ledger), gate, document.gate)
+        desk = Desk(identity, ledger, ReceiptsClient(ledger), gate, document.gate)
+        try:
+            yield desk
+        except OverloadedError as error:
+            if error.reason not in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+                raise
+            raise await _silence(desk, error) from error
+
+
+async def first_checkpoint(desk: Desk) -> Checkpoint:
+    """The ledger's checkpoint, or OverloadedError within 3 s where it does not answer."""
+    before, desk.ledger.deadline = desk.ledger.deadline, _FIRST_DEADLINE
+    try:
+        return await desk.ledger.get_checkpoint()
+    finally:
+        desk.ledger.deadline = before
+
+
+async def _silence(desk: Desk, error: OverloadedError) -> OverloadedError:
+    """Who does not answer; the error as it came where both do by now."""
+    silent = []
+    try:
+        await first_checkpoint(desk)
+    except OverloadedError:
+        silent.append(("ledger", desk.identity.target))
+    if not await gate_answers(desk):
+        silent.append(("gate", desk.gate_target))
+    if not silent:
+        return error
+    shown = " and ".join(f"the {service} on {target}" for service, target in silent)
+    if len(silent) > 1:
+        return OverloadedError("UNAVAILABLE", f"expected an answer, got none from {shown}", 1.0)
+    service = silent[0][0]
+    return OverloadedError(
+        f"{service.upper()}_AWAY",
+        f"expected an answer, got none from {shown}; start it: assay serve {service}",
+        1.0,
+    )
 
 
 async def gate_answers(desk: Desk) -> bool:
@@ -79,7 +122,7 @@ async def gate_answers(desk: Desk) -> bool:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(
-                health_pb2.HealthCheckRequest(service="gate.v1.GateService"), timeout=_HEALTH_DEADLINE
+                health_pb2.HealthCheckRequest(service="gate.v1.GateService"), timeout=_FIRST_DEADLINE
             )
         except grpc.aio.AioRpcError:
             return False

@@ -11,6 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
+from clients.cli.show import with_moments
 from ledger.errors import (
     AssayError,
     CannotTellError,
@@ -67,7 +68,6 @@ _NEXT: Final = {
     "MAY_NOT_READ": "name a principal that reads all with --as, such as an auditor",
     "MAY_NOT_CALL": "name a principal that may with --as",
     "CONDITION_FAILED": "something that this rests on changed meanwhile; look at it again, then try again",
-    "APPROVAL_EXPIRED": "approve again: assay approve UPDATE --step …",
     "OTHER_DIGEST": "look at the findings again, then approve what they show",
     "ROLLED_BACK": "ask for a newer export; if there is none, the log was rolled back: keep this file",
     "FORKED": "show both checkpoints to the ledger's operator and to other auditors",
@@ -82,6 +82,6 @@ def code_of(error: AssayError) -> Exit:
 
 def line_of(error: AssayError) -> str:
     """The error on one line, and what to do next."""
-    line = " ".join(str(error).split())
+    line = with_moments(" ".join(str(error).split()))
     advice = _NEXT.get(error.reason)
     return line if advice is None else f"{line} — {advice}"

@@ -59,11 +59,21 @@ def why(finding: gate_pb2.Finding) -> str:
     return "; ".join(REASONS[code][1] if code in REASONS else code for code in finding.reasons)
 
 
-def show_findings(verdict: int, findings: Sequence[gate_pb2.Finding], *, details: bool = False) -> None:
-    """The verdict and its seven checks; `details` adds counts and the cited entries."""
-    lines(verdict_name(verdict))
+def show_findings(
+    verdict: int, findings: Sequence[gate_pb2.Finding], *, details: bool = False, expired: str | None = None
+) -> None:
+    """The verdict and its seven checks; `details` adds counts and the cited entries.
+
+    `expired` says that approvals did since the log's last entry: check 7 passes by the log's clock alone.
+    """
+    lines(verdict_name(verdict) if expired is None else f"{verdict_name(verdict)}: {expired}")
     rows = [
-        (number, finding.check, state_name(finding.state), sentence(finding))
+        (
+            number,
+            finding.check,
+            state_name(finding.state),
+            sentence(finding) + (f" — {expired}" if expired and finding.check == CHECKS[6] else ""),
+        )
         for number, finding in enumerate(findings, start=1)
     ]
     table(("", "check", "state", "what was found"), rows)
@@ -75,7 +85,10 @@ def show_findings(verdict: int, findings: Sequence[gate_pb2.Finding], *, details
                 ("in words", why(finding) or None),
                 ("counts", ", ".join(f"{c.name}={c.value}" for c in finding.counts) or "none"),
                 ("rests on", counted(finding.cited, "entry", "entries")),
-                ("such as", ", ".join(map(str, finding.cited_indexes)) or None),
+                (
+                    "these" if finding.cited == len(finding.cited_indexes) else "such as",
+                    ", ".join(map(str, finding.cited_indexes)) or None,
+                ),
             )
         )
 

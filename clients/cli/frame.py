@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gate.policy import Policy
     from ledger.receipt import Receipts
 
-__all__ = ["check_budgets", "check_principals", "check_version", "missing_pins"]
+__all__ = ["check_budgets", "check_framed", "check_principals", "check_version", "missing_pins"]
 
 # A proposal names these itself; publishing them is possible, not needed.
 _OWN: Final = (options_pb2.ENVIRONMENT_TARGET_HARNESS, options_pb2.ENVIRONMENT_TARGET_TOKENIZER)
@@ -56,6 +56,19 @@ def missing_pins(receipts: Receipts, workflow: str, segment: str) -> dict[str, s
     if not any((flow, part) == (workflow, segment) for _, flow, part in receipts.pointers.all()):
         missing["baseline"] = f"publish baseline RESOURCE {shown} …"
     return missing
+
+
+def check_framed(receipts: Receipts, workflow: str, segment: str) -> None:
+    """Raises RefusedError NO_FRAME where nothing at all is published for a scope: it may be misspelt."""
+    published = 1 + len(_COMMANDS) + len(set(TARGETS) - set(_OWN))
+    lacking = missing_pins(receipts, workflow, segment)
+    lacking.pop("baseline", None)
+    if len(lacking) == published:
+        raise RefusedError(
+            "NO_FRAME",
+            f"expected something published for {workflow}/{segment}, got nothing: is the scope spelt right? "
+            "A baseline is adopted once and for ever (--anyway adopts it)",
+        )
 
 
 def check_version(receipts: Receipts, body: operator_pb2.WorkflowDeclared) -> int | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from clients.cli.app import JsonFlag, group, session_of, wait_for
+from ledger.errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -104,6 +105,7 @@ def _import_trajectories(
     options = asdict(frame) | {"resource_digest": (frame.resource_digest or b"").hex()}
     source, report = sha256(data).digest(), Report()
     total = sum(1 for _ in read_trajectories(data, frame, Report()))  # all of it is read before any is sent
+    wait_for(_check_rollouts(session, read_trajectories(data, frame, Report())))
     items = _kept(read_trajectories(data, frame, report), blobs)
     warnings = wait_for(_warnings(session, frame.workflow, frame.workflow_version, frame.update))
     sent = wait_for(send(session, ("runner", "judge"), items, source, options, total))
@@ -115,6 +117,14 @@ def _import_trajectories(
     }
     warned = [f"WARNING: {warning}" for warning in warnings]
     emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs), *warned))
+
+
+async def _check_rollouts(session: Session, items: Iterable[Imported]) -> None:
+    from clients.cli.desk import open_desk
+    from clients.cli.sending import check_rollouts
+
+    async with open_desk(session, "judge") as desk:
+        await check_rollouts(desk.receipts, items)
 
 
 async def _warnings(session: Session, workflow: str, version: int, update: str | None) -> list[str]:
@@ -231,6 +241,9 @@ def evaluations(
     candidate_is: Annotated[
         str, typer.Option("--candidate-is", help="The candidate in the subject column.")
     ] = "candidate",
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Though cases are not of the holdout: they count for nothing.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Import evaluation results (JSON Lines, a score a line) of parent and candidate, as the judge's claims.
@@ -254,7 +267,7 @@ def evaluations(
         "candidate": candidate,
     }
     options = {"update": update, "columns": asdict(columns), "subjects": [parent_is, candidate_is]}
-    _import_evaluations(session_of(context), rows, update, given, options, as_json)
+    _import_evaluations(session_of(context), rows, update, given, options, anyway, as_json)
 
 
 def _import_evaluations(
@@ -263,6 +276,7 @@ def _import_evaluations(
     update: str,
     given: Mapping[str, str | None],
     options: Mapping[str, Any],
+    anyway: bool,
     as_json: bool,
 ) -> None:
     """Sends the rows; a pin that is not given is the update's own."""
@@ -274,13 +288,45 @@ def _import_evaluations(
     pins = {what: parse_digest(text, f"--{what}") for what, text in given.items() if text is not None}
     if missing := [what for what in given if what not in pins]:
         pins |= wait_for(_pins(session, update, missing))
-    items = list(evaluation_events(rows, _evaluation(rows, update, pins)))
+    evaluation = _evaluation(rows, update, pins)
+    items = list(evaluation_events(rows, evaluation))
+    warnings = wait_for(_check_cases(session, rows, evaluation, anyway))
     shown = {what: pin.hex() for what, pin in sorted(pins.items())}
     sent = wait_for(send(session, ("judge",), items, rows.source, {**options, **shown}, len(items)))
     counts = _counts(rows)
     document = {"source": rows.source.hex(), "sent": asdict(sent), "report": counts, "pins": shown}
+    document["warnings"] = warnings
+    warned = [f"WARNING: {warning}" for warning in warnings]
     pinned = [f"  {what} {pin}" for what, pin in shown.items()]
-    emit(document, as_json, lambda: lines(sent.line(), *_count_lines(counts), *pinned))
+    emit(document, as_json, lambda: lines(sent.line(), *_count_lines(counts), *pinned, *warned))
+
+
+async def _check_cases(session: Session, rows: Rows, evaluation: Evaluation, anyway: bool) -> list[str]:
+    """Warns where an evaluation was there before. Raises RefusedError OTHER_CASES unless `anyway`."""
+    from clients.cli.desk import open_desk
+    from clients.cli.whole import fold_log
+    from ledger.v1 import judge_pb2
+
+    async with open_desk(session, "judge") as desk:
+        receipts = (await fold_log(desk, "read the holdout")).receipts
+    holdout = receipts.registry.by_digest("holdout", evaluation.snapshot_digest, receipts.size)
+    cases = {case.id for fact in holdout.facts for case in fact.body.cases} if holdout else set()
+    if (others := [case for case in rows.families() if case not in cases]) and not anyway:
+        raise RefusedError(
+            "OTHER_CASES",
+            f"expected cases of the holdout {evaluation.snapshot_digest.hex()[:16]}…, got {len(others)} of "
+            f"{len(rows.families())} that are not, such as {others[0]!r}; name the key with --case, or say "
+            "--anyway",
+        )
+    return [
+        f"the {judge_pb2.Subject.Name(fact.body.subject).removeprefix('SUBJECT_').lower()} was evaluated "
+        f"before, at index {fact.index}: only the first evaluation counts"
+        for fact in receipts.update(evaluation.update).of("evaluation_recorded")
+        if fact.body.part.number == 1
+        and fact.body.evaluation != evaluation.evaluations.get(fact.body.subject)
+        and fact.body.evaluator_digest == evaluation.evaluator_digest
+        and fact.body.snapshot_digest == evaluation.snapshot_digest
+    ]
 
 
 def _evaluation(rows: Rows, update: str, pins: Mapping[str, bytes]) -> Evaluation:

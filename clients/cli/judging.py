@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clients.cli.desk import Desk
+from clients.cli.desk import Desk, now
 from clients.cli.findings import finding_documents, show_findings, show_frame
 from clients.cli.show import lines, moment
 from gate.judge import STEPS
@@ -14,12 +14,45 @@ from gate.report import frame_of, verdict_name
 from gate.v1 import gate_pb2 as service_pb2
 from ledger.v1 import gate_pb2, options_pb2
 
-__all__ = ["Judged", "expiries", "judge", "next_step", "step_word"]
+__all__ = [
+    "Judged",
+    "approval_command",
+    "expiries",
+    "in_force",
+    "judge",
+    "lapsed",
+    "next_step",
+    "pinned_approvers",
+    "step_word",
+]
 
 
 def step_word(name: str) -> str:
     """`canary` for STEP_CANARY, as receipts spell it."""
     return name.removeprefix("STEP_").lower()
+
+
+def lapsed(verdict: Mapping[str, Any], at: int) -> str | None:
+    """When a receipt's verdict expired, in words, where it did before `at` (microseconds)."""
+    not_after = verdict["not_after"]
+    return None if not_after is None or not_after >= at else f"expired at {moment(not_after)}"
+
+
+def in_force(verdict: Mapping[str, Any], at: int) -> bool:
+    """Whether a receipt's verdict stands and did not expire before `at` (microseconds)."""
+    return bool(verdict["stands"]) and lapsed(verdict, at) is None
+
+
+def pinned_approvers(receipt: Mapping[str, Any], step: str) -> list[str]:
+    """Principals that the governing freeze pins as approvers of a step; none before a freeze."""
+    freezes = receipt["before"]["freezes"]
+    pins: list[str] = freezes[-1]["claim"].get(f"{step}_approvers", []) if freezes else []
+    return pins
+
+
+def approval_command(approvers: Sequence[str], update: str, step: str) -> str:
+    """How one of those whom the freeze names approves."""
+    return f"assay --as {approvers[0] if approvers else 'APPROVER'} approve {update} --step {step}"
 
 
 def expiries(receipt: Mapping[str, Any], step: str, now: int) -> list[str]:
@@ -61,10 +94,8 @@ class Judged:
         """What to do where approvals expired since the log's last entry; None where none did."""
         if not self.answer.expired:
             return None
-        return (
-            f"approval expired at {moment(self.verdict.not_after)}; approve again: "
-            f"assay approve {self.verdict.update} --step {self.step}"
-        )
+        again = approval_command(self.approvers, self.verdict.update, self.step)
+        return f"the approval expired at {moment(self.verdict.not_after)}; approve again: {again}"
 
     @property
     def shown_verdict(self) -> gate_pb2.Verdict.ValueType:
@@ -79,9 +110,7 @@ class Judged:
     @property
     def approvers(self) -> list[str]:
         """Principals that the governing freeze pins as approvers of this step."""
-        freezes = self.receipt["before"]["freezes"]
-        pins: list[str] = freezes[-1]["claim"].get(f"{self.step}_approvers", []) if freezes else []
-        return pins
+        return pinned_approvers(self.receipt, self.step)
 
     @property
     def frozen_at(self) -> int | None:
@@ -109,7 +138,8 @@ class Judged:
         verdict = self.verdict
         lines(f"update {verdict.update}")
         show_frame(self.frame)
-        show_findings(self.shown_verdict, verdict.findings, details=details)
+        expired = f"the approval expired at {moment(verdict.not_after)}" if self.answer.expired else None
+        show_findings(self.shown_verdict, verdict.findings, details=details, expired=expired)
         lines(f"evidence digest {verdict.evidence_digest.hex()}")
         if self.expired is not None:
             lines(self.expired)
@@ -126,9 +156,9 @@ async def judge(desk: Desk, update: str, step: options_pb2.Step.ValueType, *, re
 
 
 def next_step(receipt: Mapping[str, Any]) -> options_pb2.Step.ValueType:
-    """The step that an update has before it: `default` once a PROMOTE stands or a LIVE window counts."""
-    after = receipt["after"]
-    beyond = any(verdict["stands"] for verdict in after["verdicts"]) or any(
+    """The step that an update has before it: `default` once a PROMOTE is in force or a LIVE window counts."""
+    after, at = receipt["after"], now()
+    beyond = any(in_force(verdict, at) for verdict in after["verdicts"]) or any(
         window["live"] for window in after["windows"]
     )
     return options_pb2.STEP_DEFAULT if beyond else options_pb2.STEP_CANARY

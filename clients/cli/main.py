@@ -26,7 +26,8 @@ Only seven PASSes promote; HOLD says what is missing. Asking for the default nev
 
 First steps: assay demo · assay init --dev · assay serve ledger · assay serve gate · assay status
 
-Tonight's decision: assay updates --waiting · assay explain UPDATE · assay approve UPDATE --step canary
+Tonight's decision: assay updates --waiting · assay explain UPDATE
+assay --as approver-1 approve UPDATE --step canary
 
 Without trusting anyone: assay export log.export · assay verify log.export --trust trust.txt · assay replay …
 """

@@ -18,6 +18,7 @@ from clients.cli.app import (
 
 if TYPE_CHECKING:
     from clients.cli.app import Session
+    from clients.cli.desk import Desk
     from gate.v1 import gate_pb2 as service_pb2
     from ledger.errors import RefusedError
     from ledger.v1 import options_pb2
@@ -86,12 +87,35 @@ async def _promote(
         except RefusedError as error:
             if error.reason != "CONDITION_FAILED":
                 raise
-            raise _why_not(await desk.receipts.get_update(update), verdict, error) from error
+            refused = _why_not(await desk.receipts.get_update(update), verdict, error)
+            raise await _beside_requests(desk, update, refused) from error
         return moved, moved.index < size
+
+
+async def _beside_requests(desk: Desk, update: str, error: RefusedError) -> RefusedError:
+    """The error, with the rollback requests that are not carried out: each of them voids older verdicts."""
+    from ledger.errors import NotFoundError, RefusedError
+
+    summary = await desk.summary(update)
+    try:
+        found = await desk.receipts.resolve_default(summary.resource, summary.scope)
+    except NotFoundError:
+        return error
+    if not found.open_rollback_requests:
+        return error
+    at = ", ".join(map(str, found.open_rollback_requests))
+    return RefusedError(
+        error.reason,
+        f"{error.message}; a rollback was asked for at index {at} and is not carried out: `assay rollback "
+        f"{summary.resource} {summary.scope.workflow}/{summary.scope.segment} --reason …` does; to promote "
+        f"all the same, judge again: assay evaluate {update} --step default --record",
+    )
 
 
 def _why_not(receipt: Mapping[str, Any], index: int | None, error: RefusedError) -> RefusedError:
     """What the verdict lacks, where it is the verdict; otherwise what the gate said."""
+    from clients.cli.desk import now
+    from clients.cli.judging import approval_command, lapsed, pinned_approvers
     from clients.cli.show import with_moments
     from ledger.errors import RefusedError
 
@@ -112,6 +136,13 @@ def _why_not(receipt: Mapping[str, Any], index: int | None, error: RefusedError)
             f"expected a recorded PROMOTE_TO_DEFAULT, got the HOLD at index {last['index']}: {failing}; "
             f"{explain}",
         )
+    if last["void"] is None and (expired := lapsed(last, now())) is not None:
+        again = approval_command(pinned_approvers(receipt, "default"), update, "default")
+        return RefusedError(
+            "VERDICT_EXPIRED",
+            f"expected a verdict in force, got the one at index {last['index']}, which {expired}; approve "
+            f"again: {again}",
+        )
     if not last["stands"]:
         return RefusedError(
             "VERDICT_FELL",
@@ -130,12 +161,13 @@ def rollback(
 ) -> None:
     """Undo the last promotion: record the request, and let the gate move the pointer back.
 
+    A request that was recorded before and not carried out is carried out, and no other recorded.
     Needs no fresh evidence: it is for bad days. Promoting again needs new evidence.
     """
     from clients.cli.parse import parse_scope
     from clients.cli.show import emit, lines, pairs
 
-    request, undone = wait_for(_roll_back(session_of(context), resource, parse_scope(scope), reason))
+    request, again, undone = wait_for(_roll_back(session_of(context), resource, parse_scope(scope), reason))
     body = undone.rolled_back
     document = {
         "resource": resource,
@@ -143,6 +175,7 @@ def rollback(
         "update": body.update,
         "promotion_index": body.promotion_index,
         "request_index": request,
+        "request_reused": again,
         "to": body.to_digest.hex(),
         "index": undone.index,
     }
@@ -153,7 +186,7 @@ def rollback(
             (
                 ("undone", f"promotion of {body.update} at index {body.promotion_index}"),
                 ("default now", body.to_digest.hex()),
-                ("request", f"index {request}"),
+                ("request", f"index {request}{', recorded before, with its own reason' if again else ''}"),
             )
         )
 
@@ -162,20 +195,59 @@ def rollback(
 
 async def _roll_back(
     session: Session, resource: str, scope: options_pb2.Scope, reason: str
-) -> tuple[int, service_pb2.RollBackResponse]:
-    from clients.cli.desk import event, open_desk
-    from clients.home import load_home
-    from ledger.errors import RefusedError
-    from ledger.v1 import approver_pb2, operator_pb2, receipt_pb2
+) -> tuple[int, bool, service_pb2.RollBackResponse]:
+    """Index of the request, whether it stood there before, the gate's answer."""
+    from clients.cli.desk import gate_answers, open_desk
+    from ledger.errors import OverloadedError, RefusedError
+    from ledger.v1 import receipt_pb2
 
     async with open_desk(session, "operator", "approver") as desk:
         found = await desk.receipts.resolve_default(resource, scope)
         if found.origin != receipt_pb2.DEFAULT_ORIGIN_PROMOTED:
             raise RefusedError("NOTHING_TO_UNDO", "expected a promoted default, got the baseline")
-        role = load_home(session.home).principals[desk.identity.name]
-        kind = (
-            approver_pb2.ApproverRollbackRequested if role == "approver" else operator_pb2.RollbackRequested
-        )
-        request = kind(resource=resource, scope=scope, promotion_index=found.index, reason=reason)
-        index = (await desk.ledger.append([event(request)])).first_index
-        return index, await desk.gate.roll_back(resource, scope, index)
+        if not await gate_answers(desk):
+            raise OverloadedError(
+                "GATE_AWAY",
+                f"expected the gate on {desk.gate_target}, got no answer: nothing was recorded, nothing "
+                "moved; start it: assay serve gate",
+                1.0,
+            )
+        for index in reversed(found.open_rollback_requests):
+            try:
+                return index, True, await desk.gate.roll_back(resource, scope, index)
+            except RefusedError as error:
+                if error.reason != "CONDITION_FAILED":
+                    raise  # one by a key that became suspect is of no use: the next, or a new one
+        index = await _request(session, desk, resource, scope, found.index, reason)
+        return index, False, await _carried_out(desk, resource, scope, index)
+
+
+async def _request(
+    session: Session, desk: Desk, resource: str, scope: options_pb2.Scope, promotion: int, reason: str
+) -> int:
+    """Records a request to undo the promotion at an index; its own index."""
+    from clients.cli.desk import event
+    from clients.home import load_home
+    from ledger.v1 import approver_pb2, operator_pb2
+
+    role = load_home(session.home).principals[desk.identity.name]
+    kind = approver_pb2.ApproverRollbackRequested if role == "approver" else operator_pb2.RollbackRequested
+    request = kind(resource=resource, scope=scope, promotion_index=promotion, reason=reason)
+    return (await desk.ledger.append([event(request)])).first_index
+
+
+async def _carried_out(
+    desk: Desk, resource: str, scope: options_pb2.Scope, index: int
+) -> service_pb2.RollBackResponse:
+    """The gate's answer to a request that was recorded just now. Raises AssayError that says where it is."""
+    from ledger.errors import OverloadedError, RefusedError
+
+    said = (
+        f"the request is recorded at index {index} and not carried out: `assay rollback` again carries it out"
+    )
+    try:
+        return await desk.gate.roll_back(resource, scope, index)
+    except OverloadedError as error:
+        raise OverloadedError("NOT_CARRIED_OUT", f"{error}; {said}", error.retry_after) from error
+    except RefusedError as error:
+        raise RefusedError(error.reason, f"{error.message}; {said}") from error

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from clients.cli.app import Session
     from gate.policy import Policy
-    from ledger.v1 import operator_pb2
+    from ledger.v1 import operator_pb2, options_pb2
 
 __all__ = ["publish"]
 
@@ -343,14 +343,21 @@ def baseline(
     scope: ScopeArgument,
     digest: Annotated[str, typer.Argument(metavar="DIGEST", help=f"Manifest: {_DIGEST}", show_default=False)],
     reason: Annotated[str, typer.Option("--reason", help="Kept in the log.", show_default=False)],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Though nothing is published for this scope.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Adopt the first default of a resource in a scope: once, visibly, and shown as BASELINE (ungated)."""
     from clients.cli.parse import parse_digest, parse_scope
-    from ledger.errors import RefusedError
+    from ledger.errors import FormatError, RefusedError
     from ledger.v1 import operator_pb2
 
     pin = parse_digest(digest, "DIGEST")
+    if not reason.strip():
+        raise FormatError("NO_REASON", "expected a --reason, got an empty one: it is all that a baseline has")
+    if not anyway:
+        wait_for(_check_framed(session_of(context), parse_scope(scope)))
     body = operator_pb2.BaselineAdopted(
         resource=resource, scope=parse_scope(scope), manifest_digest=pin, reason=reason
     )
@@ -364,3 +371,12 @@ def baseline(
             f"expected {resource} in {scope} without a baseline, got one with; only a promotion moves its "
             f"default from now on: assay default {resource} {scope}",
         ) from error
+
+
+async def _check_framed(session: Session, scope: options_pb2.Scope) -> None:
+    from clients.cli.desk import open_desk
+    from clients.cli.frame import check_framed
+    from clients.cli.whole import fold_log
+
+    async with open_desk(session, "operator") as desk:
+        check_framed((await fold_log(desk, "read what is published")).receipts, scope.workflow, scope.segment)

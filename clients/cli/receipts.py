@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["candidate", "default", "origin_of", "receipt"]
 
+_EXPIRED: Final = "all withdrawn or expired"  # how the receipt ends for a verdict without approval in force
 _MANY: Final = 10  # rollouts and anomalies shown to people; JSON has them all
 
 
@@ -121,8 +122,11 @@ def _after_lines(after: Mapping[str, Any]) -> Iterator[str]:
 
 def _decision_lines(after: Mapping[str, Any]) -> Iterator[str]:
     """Approvals and verdicts: who answers for what, and what still stands."""
-    from clients.cli.judging import step_word
+    from clients.cli.desk import now
+    from clients.cli.judging import lapsed, step_word
     from clients.cli.show import moment, with_moments
+
+    at = now()
 
     for approval in after["approvals"]:
         claim = approval["claim"]
@@ -135,7 +139,11 @@ def _decision_lines(after: Mapping[str, Any]) -> Iterator[str]:
         if verdict["void"] is not None:
             line += f"; void: {with_moments(verdict['void'])}"
         elif verdict["verdict"] != "HOLD":  # a HOLD moves nothing, so it has nothing to stand for
-            line += "; stands" if verdict["stands"] else f"; {with_moments(verdict['stands_not_because'])}"
+            expired, fallen = lapsed(verdict, at), verdict["stands_not_because"]
+            if expired and (fallen is None or fallen.endswith(_EXPIRED)):
+                line += f"; {expired}; to act on it now, approve again"
+            else:
+                line += "; stands" if fallen is None else f"; {with_moments(fallen)}"
         yield line
 
 

@@ -17,9 +17,12 @@ from clients.cli.show import counted, progress
 from clients.identity import load_identity
 from clients.importers.source import Imported, batches, canonical_json
 from clients.ledger import LedgerClient, Stream
+from clients.receipts import ReceiptsClient
+from gate.report import digests_as_hex
+from ledger.errors import NotFoundError, RefusedError
 from ledger.trust import role_name
 
-__all__ = ["Sent", "send"]
+__all__ = ["Sent", "check_rollouts", "send"]
 
 _STREAM_DOMAIN: Final = b"assay/import/stream/v1\n"
 
@@ -54,6 +57,31 @@ def _stream(source: bytes, options: Mapping[str, Any], role: str) -> bytes:
     """The stream of one role's batches: the same for the same source and options, and for no others."""
     said = canonical_json({"source": source.hex(), "options": dict(options), "role": role}, "import")
     return sha256(_STREAM_DOMAIN + said).digest()[:16]
+
+
+async def check_rollouts(receipts: ReceiptsClient, items: Iterable[Imported]) -> None:
+    """Raises RefusedError ROLLOUT_TAKEN where the first or last rollout of `items` is another's already.
+
+    The same import again is no other: its enqueuing stands there, and its rewards if any do.
+    """
+    known: dict[str, list[Any]] = {}
+    for item in items:
+        name = item.event.WhichOneof("body")
+        if name in ("rollout_enqueued", "reward_recorded"):
+            body = getattr(item.event, name)
+            known.setdefault(body.rollout, []).append((name, digests_as_hex(body)))
+    for rollout in list(known)[:1] + list(known)[-1:]:
+        try:
+            there = [(c["type"], c["claim"]) for c in (await receipts.get_rollout(rollout))["claims"]]
+        except NotFoundError:
+            continue
+        said = {name for name, _ in there}
+        if any(name in said and (name, claim) not in there for name, claim in known[rollout]):
+            raise RefusedError(
+                "ROLLOUT_TAKEN",
+                f"expected rollout ids that this log lacks, got {rollout}, taken by another import or "
+                "by other options; give this one ids of its own: --name NAME",
+            )
 
 
 async def send(

@@ -57,7 +57,8 @@ def moment(microseconds: int) -> str:
 
 def with_moments(text: str) -> str:
     """`text` with microseconds since 1970 as times."""
-    return _MICROSECONDS.sub(lambda found: moment(int(found[0])), text)
+    shown = _MICROSECONDS.sub(lambda found: moment(int(found[0])), text)
+    return shown if shown == text else shown.replace(" (microseconds since 1970)", "")
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -148,20 +149,18 @@ def progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage that is told (name, so far, in all), as `progress`'s."""
+    """One bar, as `progress`'s, under the name of the stage that was told last: (name, so far, in all)."""
     if not sys.stderr.isatty():
         yield _ignore_stage
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    tasks: dict[str, Any] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
 
         def tell(name: str, so_far: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=so_far, total=total)
+            bar.update(task, description=name, completed=so_far, total=total)
 
         yield tell

@@ -7,17 +7,17 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from clients.cli.desk import Desk, now
 from clients.cli.findings import blockers
-from clients.cli.judging import Judged, expiries, next_step
+from clients.cli.judging import Judged, approval_command, expiries, in_force, next_step
 from gate.reasons import CHECKS
 from gate.report import state_name
-from ledger.v1 import gate_pb2, receipt_pb2
+from ledger.v1 import gate_pb2, options_pb2, receipt_pb2
 
-__all__ = ["Waiting"]
+__all__ = ["Waiting", "ended_by_rollback"]
 
 # Stale for good: nothing that an operator freezes again can mend it (checks.md section 4).
 _NEEDS_NEW_UPDATE: Final = frozenset({"STALE_PARENT", "STALE_SPAN_FAMILIES", "STALE_RETRY_BUDGETS"})
@@ -30,8 +30,12 @@ class Waiting:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    async def of(self, summary: receipt_pb2.UpdateSummary) -> list[str]:
-        """What an update lacks. Raises AssayError."""
+    async def of(self, summary: receipt_pb2.UpdateSummary, requests: Sequence[int] = ()) -> list[str]:
+        """What an update lacks. Raises AssayError.
+
+        `requests`: indexes of open rollback requests on the pointer that it wants to move; no verdict from
+        before them can move it.
+        """
         update = summary.update
         if not summary.resource:
             return ["a proposal (the trainer's)"]
@@ -46,11 +50,29 @@ class Waiting:
         judged = Judged(receipt, await self._desk.gate.evaluate(update, next_step(receipt)))
         if judged.holds:
             return [*_lacks(judged), *_advice(judged)]
+        at, voided = now(), max(requests, default=-1)
         promotes = any(
-            verdict["stands"] and verdict["step"] == "default" for verdict in receipt["after"]["verdicts"]
+            in_force(verdict, at) and verdict["step"] == "default" and verdict["index"] > voided
+            for verdict in receipt["after"]["verdicts"]
         )
         act = f"promote {update}" if promotes else f"evaluate {update} --step {judged.step} --record"
         return [f"nothing but a command (assay {act})"]
+
+
+async def ended_by_rollback(desk: Desk, summary: receipt_pb2.UpdateSummary) -> tuple[int | None, bool]:
+    """Index of the rollback that undid its last promotion, and whether nobody took it up again since."""
+    if not summary.HasField("verdict") or summary.verdict_step != options_pb2.STEP_DEFAULT:
+        return None, False  # never promoted, or judged for a canary again
+    receipt = await desk.receipts.get_update(summary.update)
+    before, after = receipt["before"], receipt["after"]
+    if not after["rolled_back"]:
+        return None, False
+    at: int = max(after["rolled_back"])
+    since = [
+        *(fact["index"] for fact in (*before["freezes"], *after["approvals"], *after["verdicts"])),
+        *(window["started"]["index"] for window in after["windows"]),
+    ]
+    return at, max(since, default=-1) < at
 
 
 def _refusals(receipt: dict[str, Any]) -> list[str]:
@@ -80,8 +102,7 @@ def _advice(judged: Judged) -> Iterable[str]:
     if blockers(findings):
         return []
     # Nothing but the approval of somebody who may.
-    who = judged.approvers[0] if len(judged.approvers) == 1 else "APPROVER"
-    act = f"assay --as {who} approve {update} --step {judged.step}"
+    act = approval_command(judged.approvers, update, judged.step)
     expired = expiries(judged.receipt, judged.step, now())
     return [*expired, f"an approval by {' or '.join(judged.approvers) or 'somebody named'} ({act})"]
 

@@ -10,7 +10,7 @@ Rules:
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ __all__ = [
     "DemoDocument",
     "Training",
     "check_approvers",
+    "check_principals",
     "parse_document",
     "solved_by",
     "solved_by_parent",
@@ -31,6 +32,7 @@ __all__ = [
 
 _Count = Annotated[int, Field(strict=True, ge=0)]
 _Counting = Annotated[int, Field(strict=True, ge=1)]
+_Rollouts = Annotated[int, Field(strict=True, ge=0, le=2000)]  # of one candidate: what a demo waits for
 _Part = Annotated[str, Field(pattern=r"^[!-*,-.0-~]{1,100}$")]
 
 
@@ -70,7 +72,7 @@ class Holdout(_Strict):
 class Training(_Strict):
     """What the rollouts of an update left behind."""
 
-    rollouts: _Count
+    rollouts: _Rollouts
     covered: _Count
     expected_retries: _Count = 0
     infrastructure_retries: _Count = 0
@@ -192,11 +194,7 @@ def parse_document(data: bytes) -> DemoDocument:
     try:
         document = DemoDocument.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "file"
-        raise FormatError(
-            "BAD_CANDIDATES", f"{where}: {first['msg']}, got {first['input']!r}"[:300]
-        ) from error
+        raise FormatError("BAD_CANDIDATES", _said(error, data)) from error
     names = [candidate.name for candidate in document.candidates]
     if len(set(names)) != len(names):
         raise FormatError("BAD_CANDIDATES", f"expected different names, got {', '.join(names)}")
@@ -204,6 +202,26 @@ def parse_document(data: bytes) -> DemoDocument:
     for candidate in document.candidates:
         _check_evaluation(document.holdout, candidate)
     return document
+
+
+def _said(error: ValidationError, data: bytes) -> str:
+    """The first fault in words: where, by the candidate's name, what was expected, what came."""
+    first = error.errors()[0]
+    path = list(first["loc"])
+    if path[:1] == ["candidates"] and len(path) > 1:
+        path[:2] = [_name_of(data, int(path[1]))]
+    where = ".".join(str(part) for part in path) or "file"
+    got, message = first["input"], first["msg"].removeprefix("Value error, ")
+    if isinstance(got, str | int | float | None):  # a whole object would hide what is wrong with it
+        message += f", got {json.dumps(got)[:200]}"
+    return f"{where}: {message}"
+
+
+def _name_of(data: bytes, position: int) -> str:
+    """The candidate's name as the file says it, or its place where that is none."""
+    candidate = json.loads(data)["candidates"][position]
+    name = candidate.get("name") if isinstance(candidate, dict) else None
+    return name if isinstance(name, str) else f"candidates.{position}"
 
 
 def check_approvers(document: DemoDocument, approvers: Collection[str]) -> None:
@@ -216,6 +234,24 @@ def check_approvers(document: DemoDocument, approvers: Collection[str]) -> None:
                 f"{candidate.name}.approval.by: expected {' or '.join(approvers)}, or null for nobody, "
                 f"got {by!r}",
             )
+
+
+def check_principals(document: DemoDocument, roles: Mapping[str, str]) -> None:
+    """Raises FormatError(BAD_CANDIDATES) where the policy names principals that `roles` does not know so."""
+    who = parse_policy(document.policy_bytes).principals
+    for field, names, role in (
+        ("judges", who.judges, "judge"),
+        ("canaries", who.canaries, "canary"),
+        ("canary_approvers", who.canary_approvers, "approver"),
+        ("default_approvers", who.default_approvers, "approver"),
+    ):
+        for name in names:
+            if roles.get(name) != role:
+                known = " or ".join(sorted(known for known, its in roles.items() if its == role))
+                got = f"{name}, {roles[name]}" if name in roles else f"{name}, whom the demo's home lacks"
+                raise FormatError(
+                    "BAD_CANDIDATES", f"policy.principals.{field}: expected {known}, the demo's, got {got}"
+                )
 
 
 def _check_evaluation(holdout: Holdout, candidate: Candidate) -> None:

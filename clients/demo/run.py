@@ -6,6 +6,7 @@ Rules:
    verdict refused, pointers apart, the export verified and replayed, the flipped bit found.
 3. Another file than the shipped one is shown, not judged: nobody said what it must give.
 4. What is kept can be served again: its addresses are the ones that were served on.
+5. SIGTERM and SIGHUP end it as Ctrl-C does: no process and no folder with private keys is left behind.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
-from clients.demo.document import Candidate, DemoDocument, check_approvers, parse_document
+from clients.demo import document as demo_file
+from clients.demo.document import Candidate, DemoDocument
+from clients.demo.interrupts import as_interrupts
 from clients.demo.scenario import Scenario, wrap
 from clients.export import export_log
 from clients.gate import GateClient
@@ -39,7 +42,7 @@ from gate.reasons import CHECKS
 from gate.replay import replay_export
 from gate.report import frame_of, sentence, state_name, verdict_name
 from ledger.errors import NotFoundError, RefusedError, VerificationError
-from ledger.trust import parse_trust_document
+from ledger.trust import parse_trust_document, role_name
 from ledger.v1 import event_pb2, gate_pb2, options_pb2, receipt_pb2
 from ledger.verify import verify_export
 
@@ -48,8 +51,11 @@ __all__ = ["DemoResult", "Progress", "as_json", "run_demo", "shipped_candidates"
 _BATCH: Final = 64
 _PRINCIPALS: Final = tuple(p.name for p in DEVELOPMENT_PRINCIPALS if p.role != options_pb2.ROLE_GATE)
 _APPROVERS: Final = tuple(p.name for p in DEVELOPMENT_PRINCIPALS if p.role == options_pb2.ROLE_APPROVER)
+_ROLES: Final = {p.name: role_name(p.role) for p in DEVELOPMENT_PRINCIPALS}
 
-Progress = Callable[[str, int, int], None]  # what, how many so far, how many in all
+_STARTING, _OF_A_CANDIDATE, _EXPORTING, _AUDITING = 2, 7, 3, 7  # how much of the bar each part takes
+
+Progress = Callable[[str, int, int], None]  # what goes on, how far all of it is, and of how much
 
 
 @dataclass(slots=True)
@@ -100,20 +106,22 @@ def run_demo(candidates: bytes | None, keep: Path | None, progress: Progress) ->
     demonstration itself cannot run.
     """
     shipped = shipped_candidates()
-    document = parse_document(candidates if candidates is not None else shipped)
-    check_approvers(document, _APPROVERS)
+    document = demo_file.parse_document(candidates if candidates is not None else shipped)
+    demo_file.check_approvers(document, _APPROVERS)
+    demo_file.check_principals(document, _ROLES)
     if keep is not None:
         _check_free(keep)
-    folder = Path(tempfile.mkdtemp(prefix="assay-demo-"))
     started = time.monotonic()
-    try:
-        demo = _Demo(document, folder, progress)
-        result = asyncio.run(demo.run(judge_shipped=candidates in (None, shipped)))
-        if keep is not None:
-            shutil.copytree(folder, keep, dirs_exist_ok=True)
-            result.kept = keep
-    finally:
-        shutil.rmtree(folder)
+    with as_interrupts():
+        folder = Path(tempfile.mkdtemp(prefix="assay-demo-"))
+        try:
+            demo = _Demo(document, folder, progress)
+            result = asyncio.run(demo.run(judge_shipped=candidates in (None, shipped)))
+            if keep is not None:
+                shutil.copytree(folder, keep, dirs_exist_ok=True)
+                result.kept = keep
+        finally:
+            shutil.rmtree(folder)
     result.seconds = time.monotonic() - started
     return result
 
@@ -134,7 +142,9 @@ class _Demo:
         self.document = document
         self.home = folder / "home"
         self.export = folder / "log.export"
-        self.progress = progress
+        self._progress = progress
+        self._done = 0  # of the bar, by the parts that are over
+        self._all = _STARTING + _OF_A_CANDIDATE * len(document.candidates) + _EXPORTING + _AUDITING
         self.scenario = Scenario(document, _new_id, _now)
         self.result = DemoResult()
         self.clients: dict[str, LedgerClient] = {}
@@ -150,7 +160,7 @@ class _Demo:
             random=os.urandom,
             now=_now(),
         )
-        self.progress("starting ledger and gate", 0, 2)
+        self._tell("starting ledger and gate", 0, _STARTING)
         async with AsyncExitStack() as stack:
             await self._start(stack, made.home)
             await self._append("operator-1", self.scenario.publications())
@@ -158,10 +168,12 @@ class _Demo:
                 await self._candidate(candidate)
             await self._learner_tries()
             await self._pointers()
-            size = await export_log(
-                self.clients["auditor-1"], self.export, lambda at, of: self.progress("exporting", at, of)
+            await export_log(
+                self.clients["auditor-1"],
+                self.export,
+                lambda at, of: self._tell("exporting", _EXPORTING * at // of, _EXPORTING),
             )
-            self.progress("exporting", size, size)
+            self._tell("exporting", _EXPORTING, _EXPORTING)
         # From here on the servers are gone: the auditor has a file, a trust document and no network.
         self._audit()
         self.result.shipped = judge_shipped
@@ -169,13 +181,19 @@ class _Demo:
             self._judge_shipped()
         return self.result
 
+    def _tell(self, what: str, so_far: int, of: int) -> None:
+        """Shows how far all is, from how far the part is that goes on; a part that is over is added up."""
+        self._progress(what, self._done + so_far, self._all)
+        if so_far == of:
+            self._done += of
+
     async def _start(self, stack: AsyncExitStack, home: Home) -> None:
         log = self.home / "servers.log"
         ledger = await stack.enter_async_context(ServerProcess(ledger_command(self.home, home), log))
-        self.progress("starting ledger and gate", 1, 2)
+        self._tell("starting ledger and gate", 1, _STARTING)
         command = gate_command(self.home, "gate-1", ledger.address)
         gate = await stack.enter_async_context(ServerProcess(command, log))
-        self.progress("starting ledger and gate", 2, 2)
+        self._tell("starting ledger and gate", _STARTING, _STARTING)
         # Port 0 let the system choose; a home that is kept says what was chosen.
         served = home.model_copy(update={"ledger": ledger.address, "gate": gate.address})
         (self.home / "assay.json").write_text(served.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -206,29 +224,29 @@ class _Demo:
 
     async def _candidate(self, candidate: Candidate) -> None:
         s, update, name = self.scenario, self.scenario.update_id(candidate), candidate.name
-        steps = 7
-        self.progress(f"candidate {name}: freezing", 0, steps)
+        steps = _OF_A_CANDIDATE
+        self._tell(f"candidate {name}: freezing", 0, steps)
         await self._append("trainer-1", s.proposal(candidate))
         await self.gates["trainer-1"].freeze(update)
         await self._append("trainer-1", s.training_started(candidate))
-        self.progress(f"candidate {name}: rollouts", 1, steps)
+        self._tell(f"candidate {name}: rollouts", 1, steps)
         await self._append("runner-1", (event for rollout in s.rollouts(candidate) for event in rollout))
-        self.progress(f"candidate {name}: rewards", 2, steps)
+        self._tell(f"candidate {name}: rewards", 2, steps)
         await self._append("judge-1", s.rewards(candidate))
         await self._append("trainer-1", s.training_ended(candidate))
-        self.progress(f"candidate {name}: evaluating on the holdout", 3, steps)
+        self._tell(f"candidate {name}: evaluating on the holdout", 3, steps)
         await self._append("judge-1", s.evaluations(candidate))
-        self.progress(f"candidate {name}: rehearsing", 4, steps)
+        self._tell(f"candidate {name}: rehearsing", 4, steps)
         await self._append("canary-1", s.canary(candidate))
-        self.progress(f"candidate {name}: approving", 5, steps)
+        self._tell(f"candidate {name}: approving", 5, steps)
         step = options_pb2.STEP_CANARY
         if candidate.approval.by is not None:
             shown = await self.gates[candidate.approval.by].evaluate(update, step)
             await self._append(candidate.approval.by, s.approval(candidate, step, shown.verdict))
-        self.progress(f"candidate {name}: judging", 6, steps)
+        self._tell(f"candidate {name}: judging", 6, steps)
         judged = await self.gates["operator-1"].evaluate(update, step, record=True)
         receipt = await ReceiptsClient(self.clients["auditor-1"]).get_update(update)
-        self.progress(f"candidate {name}: judged", steps, steps)
+        self._tell(f"candidate {name}: judged", steps, steps)
         self.result.candidates.append(_shown(candidate, judged.verdict, judged.index, receipt))
 
     # --- the learner, the pointers -------------------------------------------------------------------------
@@ -287,16 +305,16 @@ class _Demo:
     def _audit(self) -> None:
         trust = parse_trust_document((self.home / "trust.txt").read_bytes())
         data = self.export.read_bytes()
-        total = 2 * len(data)
         done = 0
 
         def told(count: int) -> None:
             nonlocal done
             done += count
-            self.progress("verifying and replaying offline", min(done, total), total)
+            parts = min(_AUDITING * done // (2 * len(data)), _AUDITING - 1)
+            self._tell("verifying and replaying offline", parts, _AUDITING)
 
         verified, replay = replay_export(lambda: BytesIO(data), trust, progress=told)
-        self.progress("verifying and replaying offline", total, total)
+        self._tell("verifying and replaying offline", _AUDITING, _AUDITING)
         replayed = replay.result()
         self.result.audit = {
             "origin": verified.origin,

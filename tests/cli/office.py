@@ -75,9 +75,9 @@ class Office:
 
     # --- the processes --------------------------------------------------------------------------------------
 
-    def serve(self) -> None:
-        """Starts ledger and gate with `assay serve`, each until it says that it is ready."""
-        for service in ("ledger", "gate"):
+    def serve(self, *services: str) -> None:
+        """Starts ledger and gate with `assay serve`, or those named, each until it says that it is ready."""
+        for service in services or ("ledger", "gate"):
             log = (self.folder / f"{service}.log").open("a")
             command = [sys.executable, "-m", "clients.cli", "--home", str(self.home), "serve", service]
             server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -88,14 +88,16 @@ class Office:
 
     def stop(self) -> list[int]:
         """Stops gate, then ledger; their exit codes."""
-        codes = []
-        for server in reversed(self._servers):
-            server.send_signal(signal.SIGTERM)
-            codes.append(server.wait())
-            if server.stdout is not None:
-                server.stdout.close()
-        self._servers.clear()
-        return codes
+        return [self.stop_last() for _ in range(len(self._servers))]
+
+    def stop_last(self) -> int:
+        """Stops the server that was started last; its exit code."""
+        server = self._servers.pop()
+        server.send_signal(signal.SIGTERM)
+        code = server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
+        return code
 
     # --- people ---------------------------------------------------------------------------------------------
 

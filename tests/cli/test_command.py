@@ -148,8 +148,17 @@ def test_breaking_off_is_no_hold(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert run("evaluate", "update-1", "--step", "canary").code == 130
 
 
-def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
-    """`assay … | head -0` ends without a traceback."""
+def test_an_answer_that_cannot_be_written_is_no_hold(tmp_path: Path) -> None:
+    """`assay … | head -0` and `assay … >/dev/full` exit 70 with one line, and never with HOLD's 1."""
+    with Path("/dev/full").open("wb") as full:
+        for command in (["--help"], ["init", str(tmp_path / "full"), "--dev"]):
+            ran = subprocess.run(
+                [sys.executable, "-m", "clients.cli", *command],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+            assert (70, 1) == (ran.returncode, ran.stderr.count(b"\n"))
     read = subprocess.Popen(
         [sys.executable, "-m", "clients.cli", "init", str(tmp_path / "home"), "--dev", "--json"],
         stdout=subprocess.PIPE,
@@ -160,8 +169,8 @@ def test_a_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
     read.stdout.close()
     said = read.stderr.read()
     read.stderr.close()
-    read.wait()
-    assert said == b""
+    assert read.wait() == 70
+    assert said == b"assay: expected to write the answer, or a file, got Broken pipe\n"
 
 
 def test_other_peoples_text_cannot_steer_the_terminal() -> None:

@@ -107,10 +107,17 @@ def test_an_approval_that_expired_on_a_quiet_log(office: Office) -> None:
     shown = office.run("evaluate", update, *CANARY)
     assert shown.code == 1
     assert "HOLD" in shown.out
-    assert f"approve again: assay approve {update} --step canary" in shown.out
+    again = f"approve again: assay --as approver-1 approve {update} --step canary"
+    said = shown.out.splitlines()
+    held, row = (next(line for line in said if word in line) for word in ("HOLD", "7  roll"))
+    assert held.startswith("HOLD: the approval expired at 20")
+    assert " — the approval expired at 20" in row
+    assert again in shown.out
     refused = office.run("evaluate", update, *CANARY, "--record")
     assert refused.code == 5
     assert "APPROVAL_EXPIRED" in refused.err
+    assert [1, 1] == [refused.err.count("approve again"), refused.err.count(again)]
+    assert str(given["expires_at"])[:8] not in refused.err
     said, again = _waits_for(office, update)
     assert said.startswith(f"approval {given['approval']} by approver-1 expired at 20")
     assert said.endswith(" UTC")

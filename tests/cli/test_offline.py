@@ -11,7 +11,7 @@ import pytest
 from ledger.v1 import event_pb2, gate_pb2
 from tests.cli.conftest import Run
 from tests.cli.signed import SignedLog, key_of, write_export
-from tests.forge import ROOT, Forge, event_id, export_of, opened
+from tests.forge import ROOT, Forge, event_id, export_of, make_key, opened
 from tests.memory import Story
 
 
@@ -78,6 +78,16 @@ def test_verify_finds_a_rollback(run: Run, promoted: tuple[Story, SignedLog], tm
     assert ran.err.count("\n") == 1
     assert run("verify", early, *trust(early), "--forget").code == 0, "--forget uses no memory"
     assert run("verify", late, *trust(late), *memory).code == 0, "what is remembered did not move"
+
+
+def test_another_logs_trust_document_is_said_first(run: Run, file: Path) -> None:
+    """Neither verify nor replay judges entries of a log that the trust document is not for."""
+    other = file.with_name("other.txt")
+    other.write_text(Forge.opened("operator", ledger=make_key("other.log-0123456789abcdef")).trust_text)
+    for command in ("verify", "replay"):
+        ran = run(command, file, "--trust", other, "--forget")
+        assert ran.code == 3
+        assert "V5: OTHER_ORIGIN: expected a file of other.log-0123456789abcdef" in ran.err
 
 
 def test_verify_keeps_both_notes_of_a_fork(run: Run, tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_from_proposal_to_rollback(office: Office, tmp_path: Path) -> None:
     assert sent["sent"]["events"] == 4
     again = office.import_scores(candidate)
     assert (4, sent["sent"]["first_index"]) == (again["sent"]["already"], again["sent"]["first_index"])
+    assert [] == again["warnings"], "the same import is no second evaluation"
+    scores = office.scores_file(candidate)
+    named = ("--update", update, "--subject", "model", "--trial", "run", "--score", "points")
+    named = (*named, "--parent-is", "old", "--candidate-is", "new")
+    others = tmp_path / "others.jsonl"
+    others.write_text(scores.read_text().replace('"task": "', '"task": "other-'))
+    refused = office.run("import", "evaluations", others, *named, "--case", "task")
+    assert refused.code == 5
+    assert "OTHER_CASES" in refused.err
     lacks = [
         "canary: canary_verified MISSING WINDOW_ABSENT",
         "canary: rollback_and_authority MISSING APPROVAL_NONE REHEARSAL_ABSENT",
@@ -188,6 +197,12 @@ def test_trajectories_twice_are_once(office: Office, tmp_path: Path) -> None:
     assert (0, first["sent"]["events"]) == (first["sent"]["already"], again["sent"]["already"])
     assert first["report"] == again["report"]
     assert (3, 3, 1) == tuple(first["report"][key] for key in ("runs", "absent_costs", "unscorable"))
+    for other in ((*frame, "--update", "update-x"), (*frame[:-1], "tau-2")):
+        taken = office.run("import", "trajectories", file, *other)
+        assert taken.code == 5
+        assert "ROLLOUT_TAKEN" in taken.err
+        assert "--name" in taken.err
+    assert size == office.json("status")["size"]
     text = office.run("import", "trajectories", file, *frame).out
     assert "cost: absent for 3 attempts, and left absent" in text
     file.write_bytes(tau_file(tau_run(5, 0), tau_run(5, 0)))

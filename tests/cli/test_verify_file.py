@@ -17,10 +17,10 @@ from tests.verify.test_bundle import bundle_of, small_log
 RUN = CliRunner()
 
 
-def _verify(file: Path, forge: Forge) -> tuple[int, dict[str, object]]:
+def _verify(file: Path, forge: Forge, command: str = "verify") -> tuple[int, dict[str, object]]:
     (file.parent / "trust.txt").write_text(forge.trust_text)
     trust = str(file.parent / "trust.txt")
-    result = RUN.invoke(app, ["verify", str(file), "--trust", trust, "--forget", "--json"])
+    result = RUN.invoke(app, [command, str(file), "--trust", trust, "--forget", "--json"])
     return result.exit_code, json.loads(result.stdout)
 
 
@@ -29,8 +29,9 @@ def test_a_partial_bundle_cannot_be_told(tmp_path: Path) -> None:
     forge = small_log()
     file = tmp_path / "part.assay"
     file.write_bytes(encode_bundle(bundle_of(forge, (4, 1))))
-    code, said = _verify(file, forge)
-    assert (4, "COMPLETENESS_NOT_PROVEN") == (code, said["reason"])
+    for command in ("verify", "replay"):
+        code, said = _verify(file, forge, command)
+        assert (4, "COMPLETENESS_NOT_PROVEN") == (code, said["reason"])
 
 
 def test_a_partial_bundle_with_a_fault_is_not_true(tmp_path: Path) -> None:

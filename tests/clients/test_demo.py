@@ -50,6 +50,8 @@ def _evaluation(**fields: Any) -> Callable[[dict[str, Any]], object]:
         (lambda raw: raw["candidates"][0]["candidate"].update(second=1), "second"),
         (lambda raw: raw["candidates"][1].update(name="A"), "different names"),
         (lambda raw: raw.update(more=1), "more"),
+        (lambda raw: raw["candidates"][1]["training"].update(rollouts=2001), "B.training.rollouts: "),
+        (lambda raw: raw["candidates"][1].pop("training"), "B.training: Field required"),
     ],
 )
 def test_what_cannot_be_is_refused(change: Callable[[dict[str, Any]], object], expected: str) -> None:
@@ -58,6 +60,7 @@ def test_what_cannot_be_is_refused(change: Callable[[dict[str, Any]], object], e
     with pytest.raises(FormatError, match="BAD_CANDIDATES") as caught:
         parse_document(data)
     assert expected in caught.value.message
+    assert "{" not in caught.value.message, "an object is not shown"
 
 
 @pytest.mark.parametrize("data", [b"{", b"\xff", b"[]", b""])
@@ -87,6 +90,14 @@ def test_who_may_approve_is_said() -> None:
             check_approvers(document, APPROVERS)
     nobody = parse_document(_edited(lambda raw: raw["candidates"][2]["approval"].update(by=None)))
     check_approvers(nobody, APPROVERS)
+
+
+def test_a_policy_names_the_demos_principals() -> None:
+    """A judge that the demo's home lacks, or who has another role there, is refused before anything runs."""
+    for name, got in (("judge-9", "judge-9, whom the demo's home lacks"), ("gate-1", "gate-1, gate")):
+        data = _edited(lambda raw, name=name: raw["policy"]["principals"].update(judges=[name]))
+        with pytest.raises(FormatError, match=f"policy.principals.judges: expected judge-1, .*{got}"):
+            run_demo(data, None, _ignore)
 
 
 def test_a_file_of_ones_own_is_shown_not_judged(tmp_path: Path) -> None:
