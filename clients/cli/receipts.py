@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["candidate", "default", "origin_of", "receipt"]
 
-_EXPIRED: Final = "all withdrawn or expired"  # how the receipt ends for a verdict without approval in force
 _MANY: Final = 10  # rollouts and anomalies shown to people; JSON has them all
 
 
@@ -140,10 +139,12 @@ def _decision_lines(after: Mapping[str, Any]) -> Iterator[str]:
             line += f"; void: {with_moments(verdict['void'])}"
         elif verdict["verdict"] != "HOLD":  # a HOLD moves nothing, so it has nothing to stand for
             expired, fallen = lapsed(verdict, at), verdict["stands_not_because"]
-            if expired and (fallen is None or fallen.endswith(_EXPIRED)):
+            if expired:
                 line += f"; {expired}; to act on it now, approve again"
-            else:
-                line += "; stands" if fallen is None else f"; {with_moments(fallen)}"
+            if fallen is not None:
+                line += f"; {with_moments(fallen)}"
+            elif not expired:
+                line += "; stands"
         yield line
 
 
