@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]  # ships no types
 
 from clients.cli.app import Session
 from clients.gate import GateClient
