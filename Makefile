@@ -13,7 +13,7 @@ PYTEST_FLAGS ?= -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check format-check lint types imports proto-lint generated-fresh \
-	generate format bench breaking clean
+	generate format bench breaking torture clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-16s %s\n", $$1, $$2 }'
@@ -39,6 +39,10 @@ demo: $(VENV)/runtime.stamp ## the whole path once, from an empty folder to a re
 
 bench: $(VENV)/dev.stamp ## measure speed beside this machine's own ceilings
 	python -m tests.bench
+
+torture: $(VENV)/dev.stamp ## kill a ledger under load 200 times, and one on PostgreSQL 50 times
+	python -m tests.crash.torture --kills 200
+	python -m tests.crash.torture --kills 50 --store postgres
 
 # --- checks -------------------------------------------------------------------------------------------
 

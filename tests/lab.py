@@ -43,7 +43,7 @@ from ledger.trust import TrustDocument, parse_trust_document
 from ledger.v1 import event_pb2
 from ledger.verify import Verified, verify_export
 
-__all__ = ["START", "Clock", "Lab"]
+__all__ = ["START", "Clock", "Lab", "ServerEndedError"]
 
 #: What the lab's clock shows at first, in microseconds since 1970.
 START: Final = 1_767_225_600_000_000
@@ -61,6 +61,14 @@ class Clock:
     def advance(self, microseconds: int) -> None:
         """Moves the clock on."""
         self.now += microseconds
+
+
+class ServerEndedError(RuntimeError):
+    """The server's process ended, with exit code `code`, before it was ready."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"expected a ready line, got exit {code}")
+        self.code = code
 
 
 class Lab:
@@ -85,6 +93,7 @@ class Lab:
         self._settings = dict(settings or {})
         self._wrap_store = wrap_store
         self._clients: list[LedgerClient] = []
+        self.environment: dict[str, str] = {}  # beside this process's own, of the server in subprocess mode
         self._process: asyncio.subprocess.Process | None = None
         self.host: Host | None = None
         self.address = ""
@@ -173,14 +182,17 @@ class Lab:
     async def _start_process(self) -> None:
         config = self.path / "server.json"
         config.write_text(json.dumps(ledger_config(self.home) | self._settings))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "ledger.server", "--config", str(config), stdout=asyncio.subprocess.PIPE
+        command = [sys.executable, "-m", "ledger.server", "--config", str(config)]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, env=os.environ | self.environment
         )
-        if self._process.stdout is None:
+        self._process = process
+        if process.stdout is None:
             raise RuntimeError("expected a pipe")
-        line = await self._process.stdout.readline()
+        line = await process.stdout.readline()
         if not line:
-            raise RuntimeError(f"expected a ready line, got exit {await self._process.wait()}")
+            code, self._process = await process.wait(), None
+            raise ServerEndedError(code)
         self.address = json.loads(line)["address"]
 
     async def stop(self) -> int:
@@ -202,6 +214,14 @@ class Lab:
             raise RuntimeError("expected a subprocess")
         self._process.kill()
         await self._ended()
+
+    async def died(self) -> int:
+        """Waits for the process to end by itself; its exit code. Subprocess mode only."""
+        if self._process is None:
+            raise RuntimeError("expected a subprocess")
+        code = await self._process.wait()
+        self._process = None
+        return code
 
     async def _ended(self) -> int:
         process, self._process = self._process, None
