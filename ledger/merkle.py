@@ -24,6 +24,7 @@ __all__ = [
     "EMPTY_ROOT",
     "HASH_BYTES",
     "LEAF_PREFIX",
+    "NODE_PREFIX",
     "Frontier",
     "Tree",
     "leaf_hash",
@@ -37,9 +38,9 @@ __all__ = [
 HASH_BYTES: Final = 32
 EMPTY_ROOT: Final = sha256(b"").digest()
 
-#: What keeps leaves apart from nodes. For loops that cannot afford the call of `leaf_hash`.
+#: What keeps leaves apart from nodes. For loops that cannot afford the call of `leaf_hash` or `node_hash`.
 LEAF_PREFIX: Final = b"\x00"
-_NODE: Final = b"\x01"
+NODE_PREFIX: Final = b"\x01"
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -49,14 +50,14 @@ def leaf_hash(data: bytes) -> bytes:
 
 def node_hash(left: bytes, right: bytes) -> bytes:
     """SHA-256(01 ‖ left ‖ right)."""
-    return sha256(_NODE + left + right).digest()
+    return sha256(NODE_PREFIX + left + right).digest()
 
 
 def _pair(level: list[bytes]) -> list[bytes]:
     """The complete parents of `level`; an odd last node has none."""
     nodes = iter(level)
     # Written out, not node_hash: the call would cost half as much again as the hash.
-    return [sha256(_NODE + left + right).digest() for left, right in zip(nodes, nodes, strict=False)]
+    return [sha256(NODE_PREFIX + left + right).digest() for left, right in zip(nodes, nodes, strict=False)]
 
 
 def _fold(level: list[bytes]) -> list[bytes]:
