@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ledger.trust import Grant, Revocation
 
@@ -35,6 +35,14 @@ class SpanFact:
     body_digest: bytes  # SHA-256 of the body, to tell an equal repeat from a different one
 
 
+class _Written(Protocol):
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def grant(self) -> Grant: ...
+
+
 @dataclass(slots=True)
 class Suspects:
     """Which entries stopped counting, as of a size. Fed by the fold that owns it."""
@@ -45,7 +53,7 @@ class Suspects:
         """Takes a KeyRevoked that names where suspicion begins."""
         self._revoked[(name, key_id)] = revocation
 
-    def hold(self, fact: Fact | SpanFact, size: int) -> bool:
+    def hold(self, fact: _Written, size: int) -> bool:
         """Whether the fact is suspect in a log of `size` entries."""
         if not self._revoked:
             return False

@@ -113,15 +113,19 @@ def why_fallen(history: Receipts, record: VerdictRecord, now: int) -> str | None
         return f"ceased to stand at index {record.fell[0]}: {record.fell[1]}"
     if history.suspects.hold(record.fact, history.size):
         return "expected a verdict by a key in good standing, got one whose key is suspect from before it"
-    withdrawn = {
-        (w.grant.name, w.body.approval)
-        for w in history.update(record.fact.body.update).of("approval_withdrawn")
-        if not history.suspects.hold(w, history.size)
+    alive = {
+        (approval.grant.name, approval.body.approval)
+        for approval in record.approvals
+        if approval.body.expires_at >= now and not history.suspects.hold(approval, history.size)
     }
-    for approval in record.approvals:
-        alive = approval.body.expires_at >= now and not history.suspects.hold(approval, history.size)
-        if alive and (approval.grant.name, approval.body.approval) not in withdrawn:
-            return None
+    if alive:
+        alive -= {
+            (w.grant.name, w.body.approval)
+            for w in history.records.withdrawals(record.fact.body.update)
+            if not history.suspects.hold(w, history.size)
+        }
+    if alive:
+        return None
     return "expected an approval that it used in force, got all withdrawn or expired"
 
 

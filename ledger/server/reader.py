@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 from uuid import UUID
@@ -129,6 +129,14 @@ class Reader:
         """The marker of a placed batch."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._store.marker, originator, sequence)
+
+    async def next_sequences(self, streams: Mapping[bytes, UUID]) -> dict[bytes, int]:
+        """The next sequence of each stream, by its markers."""
+
+        def ask() -> dict[bytes, int]:
+            return {stream: self._store.next_sequence(marker) for stream, marker in streams.items()}
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
 
     async def _runs(self, start: int) -> list[tuple[int, bytes]]:
         """Some runs, about 1 MiB of them, the first of which holds the entry at `start`."""

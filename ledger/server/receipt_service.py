@@ -2,7 +2,8 @@
 
 Rules kept here:
 
-- The fold is the auditor's own (ledger.receipt under the gate's rules); what is served trusts no shortcut.
+- The fold is the auditor's own (ledger.receipt under the gate's rules).
+- A listing comes from persisted rows, all else from entries that are the tree's.
 - Asking for the default never yields a candidate; no default is NOT_FOUND (law 13).
 - An answer is given at a size that the fold has reached, and says which.
 - Runner and trainer read neither receipts nor rollouts: they hold what was measured on the holdout.
@@ -13,30 +14,27 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from array import array
-from collections.abc import Iterator
 from typing import Any, Final
 
 import grpc.aio
 
-from gate.judge import RulesJudge
 from gate.report import at_risk, digests_as_hex, receipt_document
-from ledger.claims import Update
 from ledger.entry import decode_entry
 from ledger.errors import FormatError, NotFoundError, RefusedError
+from ledger.fact import Fact
 from ledger.fold import read_event
-from ledger.merkle import Tree
 from ledger.receipt import Receipts
 from ledger.server.access import Access
-from ledger.server.folds import FoldRunner
+from ledger.server.blob_index import BlobIndex, blob_of
+from ledger.server.keeper import Keeper
+from ledger.server.listing import summaries
 from ledger.server.reader import Reader
+from ledger.server.recovery import Recovered
 from ledger.server.sequencer import Sequencer
-from ledger.standing import why_fallen
-from ledger.trust import Grant
-from ledger.v1 import event_pb2, receipt_pb2, receipt_pb2_grpc
+from ledger.v1 import event_pb2, operator_pb2, receipt_pb2, receipt_pb2_grpc
 from ledger.wire import MAX_MESSAGE_BYTES
 
-__all__ = ["ReceiptService", "ReceiptView"]
+__all__ = ["ReceiptService"]
 
 _MAX_PAGE: Final = 1000
 _PAGE: Final = 100
@@ -44,48 +42,30 @@ _SLICE: Final = 64  # claims after which other work may run
 _FRAMING: Final = 64  # bytes of a message beside the document
 _PAGE_TOKEN: Final = re.compile(r"[0-9]{0,18}").fullmatch
 
-_OF_ROLLOUT: Final = frozenset(
-    {
-        "rollout_enqueued",
-        "attempt_started",
-        "span_recorded",
-        "attempt_ended",
-        "rollout_ended",
-        "reward_recorded",
-    }
-)
-
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class ReceiptView:
-    """The fold behind the service: receipts, and where the entries of each rollout stand."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.receipts = Receipts(RulesJudge(), tree.root)
-        self.rollouts: dict[str, array[int]] = {}
-
-    def apply(
-        self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
-    ) -> None:
-        """Takes one entry."""
-        self.receipts.apply(index, recorded_at, leaf, grant, event, alone)
-        body = event.WhichOneof("body")
-        if body in _OF_ROLLOUT:
-            self.rollouts.setdefault(getattr(event, body).rollout, array("Q")).append(index)
-
-
 class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
-    """Serves the view of one log."""
+    """Serves the views of one log."""
 
     def __init__(
-        self, view: ReceiptView, sequencer: Sequencer, reader: Reader, access: Access, folds: FoldRunner
+        self,
+        recovered: Recovered,
+        keeper: Keeper,
+        sequencer: Sequencer,
+        reader: Reader,
+        access: Access,
+        blobs: BlobIndex,
     ) -> None:
-        self._view = view
+        self._views = recovered.views
+        self._index = recovered.index
+        self._view = recovered.view
+        self._folds = recovered.runner
+        self._keeper = keeper
         self._sequencer = sequencer
         self._reader = reader
         self._access = access
-        self._folds = folds
+        self._blobs = blobs
 
     async def _caught_up(self) -> Receipts:
         await self._folds.caught_up(self._view, self._sequencer.size)
@@ -103,6 +83,12 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         if request.update not in receipts.updates:
             raise NotFoundError("NO_SUCH_UPDATE", f"expected an update in this log, got {request.update!r}")
         document = receipt_document(receipts, request.update, receipts.size)
+        await self._folds.caught_up(self._blobs, receipts.size)
+        document["during"]["erased_content"] = [
+            {"rollout": rollout, "digest": digest.hex(), "erased": position}
+            for digest, position, rollout in self._blobs.erasures()
+            if self._index.visibility(rollout)[0] == request.update
+        ]
         return receipt_pb2.GetUpdateResponse(receipt_json=_fitting(document), log_size=receipts.size)
 
     async def ListUpdates(
@@ -110,14 +96,13 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
     ) -> receipt_pb2.ListUpdatesResponse:
         """Updates in the order of their first claims."""
         self._check_reads_all(context)
-        receipts = await self._caught_up()
         start, size = _page(request)
-        updates = list(receipts.updates.values())[start : start + size]
-        more = start + size < len(receipts.updates)
+        await self._keeper.reached(self._sequencer.size)
+        updates = list(summaries(self._views, self._view, start, size + 1))
         return receipt_pb2.ListUpdatesResponse(
-            updates=list(_summaries(receipts, updates)),
-            next_page_token=str(start + size) if more else "",
-            log_size=receipts.size,
+            updates=updates[:size],
+            next_page_token=str(start + size) if len(updates) > size else "",
+            log_size=self._views.size,
         )
 
     async def GetRollout(
@@ -126,10 +111,11 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         """Every claim about one rollout, in order."""
         self._check_reads_all(context)
         receipts = await self._caught_up()
-        indexes = self._view.rollouts.get(request.rollout)
-        if indexes is None:
+        indexes = self._index.of_rollout(request.rollout)
+        if not indexes:
             raise NotFoundError("NO_SUCH_ROLLOUT", f"expected a rollout in this log, got {request.rollout!r}")
         claims: list[dict[str, Any]] = []
+        declared: Fact | None = None
         size = 0
         async for index, data, _ in self._reader.entries(list(indexes)):
             size += len(data)
@@ -144,8 +130,22 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
                 claims.append(
                     {"index": index, "recorded_at": entry.recorded_at, "type": name, "claim": claim}
                 )
+                if name == "rollout_enqueued" and declared is None:
+                    body = event.rollout_enqueued
+                    declared = receipts.registry.workflow(body.workflow, body.workflow_version, receipts.size)
+                claims[-1] |= self._content(event, declared)
         document = {"rollout": request.rollout, "claims": claims}
         return receipt_pb2.GetRolloutResponse(rollout_json=_fitting(document), log_size=receipts.size)
+
+    def _content(self, event: event_pb2.Event, declared: Fact | None) -> dict[str, Any]:
+        """What is to be said of the content that an event carries or names, beside the claim itself."""
+        if (named := blob_of(event)) is not None:
+            # The claim stands and its content is gone: not the same as a claim that was never made.
+            return {"content_erased": self._blobs.erased(named[1].digest)}
+        if event.WhichOneof("body") != "span_recorded" or declared is None:
+            return {}
+        rule = declared.body.content_rule
+        return {"inline_against_rule": True} if rule == operator_pb2.CONTENT_RULE_BLOB else {}
 
     async def ResolveDefault(
         self, request: receipt_pb2.ResolveDefaultRequest, context: _Context
@@ -209,31 +209,3 @@ def _page(request: receipt_pb2.ListUpdatesRequest) -> tuple[int, int]:
     if request.page_size > _MAX_PAGE:
         raise FormatError("BAD_PAGE_SIZE", f"expected at most {_MAX_PAGE}, got {request.page_size}")
     return int(request.page_token or 0), request.page_size or _PAGE
-
-
-def _summaries(receipts: Receipts, updates: list[Update]) -> Iterator[receipt_pb2.UpdateSummary]:
-    now = receipts.now(receipts.size)
-    for record in updates:
-        proposal = receipts.proposal(record.id)
-        candidates = record.of("candidate_registered")
-        summary = receipt_pb2.UpdateSummary(
-            update=record.id,
-            frozen=bool(record.of("update_frozen")),
-            training_ended=bool(record.of("training_ended")),
-            candidate_digest=candidates[0].body.manifest_digest if candidates else None,
-        )
-        if proposal is not None:
-            summary.resource = proposal.body.resource
-            summary.scope.CopyFrom(proposal.body.scope)
-            summary.proposed_by = proposal.grant.name
-            summary.proposed_index = proposal.index
-        valid = [verdict for verdict in record.verdicts if verdict.void is None]
-        if valid:
-            last = valid[-1]
-            summary.verdict = last.fact.body.verdict
-            summary.verdict_step = last.fact.body.step
-            summary.verdict_index = last.fact.index
-            if last.fact.body.HasField("not_after"):
-                summary.not_after = last.fact.body.not_after
-            summary.stands = why_fallen(receipts, last, now) is None
-        yield summary

@@ -1,9 +1,13 @@
-"""Start-up: the state is built again from what the store holds.
+"""Start-up: the state is taken from tiles and views where they are the log's, and built from the store else.
 
 Rules kept here:
 
-- The store is trusted, and checked where that is cheap: every link, index, opening and key rule, by the code
-  that places, and the root and the ledger's signature at the end. Authors' signatures are the auditor's.
+- Nothing that was derived is believed because it lies there: tiles must fold to the root that this ledger
+  signed, views must be of this log and name the tree's root at their own size. What is not the log's is
+  dropped, said in the log, and built again.
+- What the store holds beyond the views is folded entry by entry: every link, index, opening and key rule, by
+  the code that places. What it holds below them is read when it is asked for, and checked against the tree.
+- The root and the ledger's signature are checked at the end. Authors' signatures are the auditor's.
 - A store that ends before the last released checkpoint, or that holds another tree, refuses to start (law 6).
 - A store of several commits with no released checkpoint beside it is one of which nobody can tell: refused.
 - A store whose commit was not released yet is ahead, which is no fault: it is released now.
@@ -11,52 +15,213 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
 
 from ledger.admission import parse_event
 from ledger.checkpoint import Checkpoint, open_checkpoint
-from ledger.entry import ENTRY_HEADER, ENTRY_VERSION, Entry, Opening, decode_entry, iter_run
+from ledger.entry import ENTRY_HEADER, ENTRY_VERSION, FIRST_PREVIOUS, Entry, Opening, decode_entry, iter_run
 from ledger.errors import AssayError, FatalError
-from ledger.merkle import Tree, leaf_hash
+from ledger.fold import Fold, read_event
+from ledger.merkle import leaf_hash
 from ledger.server.folds import Folded, FoldRunner
+from ledger.server.receipt_view import ReceiptView
 from ledger.server.state import Draft, Placed, State, authority_after
 from ledger.server.store import Store
+from ledger.server.stored import Facts, Stored, entries_at
+from ledger.server.tiles import TiledTree
+from ledger.server.updates import UpdateIndex
+from ledger.server.views import Changes, Views
 from ledger.touches import TOUCHES_NOTHING, touches
 from ledger.trust import KEY_EVENTS, Authority, TrustDocument
 
-__all__ = ["recover"]
+__all__ = ["TILES", "VIEWS", "Recovered", "recover"]
+
+TILES: Final = "tiles"  # folder of the static tiles
+VIEWS: Final = "views.sqlite"
+
+_log = logging.getLogger("ledger.server")
 
 
-def recover(store: Store, trust: TrustDocument, folds: FoldRunner, tree: Tree) -> State:
-    """The state of the stored log, its leaves in `tree`, which was empty; the folds have seen all of it.
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The stored log as its server needs it: the sequencer's state, and views that have seen all of it."""
 
-    Raises FatalError: STORE_BROKEN where the store is not a log by this ledger, BEHIND_RELEASED, FORKED.
+    state: State
+    tree: TiledTree
+    views: Views
+    index: UpdateIndex
+    view: ReceiptView
+    runner: FoldRunner
+
+    def take_changes(self) -> Changes:
+        """What the views changed since they were written; between two batches only."""
+        size = self.runner.size
+        rows = self.index.take_changes() | self.view.take_changes()
+        return Changes(size, self.tree.root(size), self.view.receipts.orphans, rows)
+
+    def written(self, changes: Changes) -> None:
+        """Those changes are in the rows now."""
+        self.views.size = changes.size
+        self.index.written()
+        self.view.written(changes.size)
+        self.runner.keep(changes.size)
+
+
+def recover(store: Store, trust: TrustDocument, data: Path, folds: Sequence[Fold] = ()) -> Recovered:
+    """The state of the stored log; `data` is the folder of tiles and views.
+
+    `folds` see every entry, so where there are any nothing is taken from views.
+    Raises FatalError: STORE_BROKEN where the store is not a log by this ledger, BEHIND_RELEASED, FORKED,
+    VIEWS_UNREADABLE.
     """
-    state = State(Authority.initial(trust), tree)
+    head = store.head()
+    views = Views(data / VIEWS, trust.origin)
+    if folds and views.size:
+        views.drop("expected no folds beside the server's own, got some")
     try:
-        commits = 0
-        for commits, (first_index, run) in enumerate(store.runs(0), 1):  # noqa: B007 - used after the loop
-            _take_run(state, first_index, run, folds)
-        _check_head(state, store.head())
+        recovered = _go_on(store, trust, data / TILES, views, head)
+        if recovered is not None:
+            try:
+                return _to_the_head(recovered, store, head)
+            except FatalError as error:
+                if error.reason != "STORE_BROKEN":
+                    raise
+                views.drop(f"expected views and tiles of this log, got {error}")
+        if views.dropped is not None:
+            _log.warning("the views in %s are built again: %s", views.path, views.dropped)
+        tree = TiledTree(data / TILES)
+        state = State(Authority.initial(trust), tree)
+        return _to_the_head(_views_over(state, tree, store, views, folds), store, head)
+    except BaseException as error:
+        views.close()
+        if isinstance(error, AssayError) and not isinstance(error, FatalError):
+            raise FatalError("STORE_BROKEN", f"expected a log that can be read, got {error}") from error
+        raise
+
+
+def _to_the_head(recovered: Recovered, store: Store, head: tuple[int, bytes] | None) -> Recovered:
+    """Takes what the store holds beyond the views, and checks the whole."""
+    state = recovered.state
+    try:
+        for first_index, run in store.runs(state.size):
+            _take_run(recovered, first_index, run)
+        _check_head(state, head)
     except FatalError:
         raise
     except AssayError as error:
         raise FatalError("STORE_BROKEN", f"expected a log at index {state.size}, got {error}") from error
-    _check_released(state, store.released(), commits)
-    return state
+    _check_released(state, store)
+    return recovered
 
 
-def _take_run(state: State, first_index: int, run: bytes, folds: FoldRunner) -> None:
-    if first_index != state.size:
+def _go_on(
+    store: Store,
+    trust: TrustDocument,
+    tiles: Path,
+    views: Views,
+    head: tuple[int, bytes] | None,
+) -> Recovered | None:
+    """What is known at the views' size; None, and the views dropped, where they are not this log's."""
+    size = 0 if head is None else head[0]
+    if not views.size:
+        return None
+    if views.size > size:
+        views.drop(f"expected rows of at most {size} entries, got {views.size}")
+        return None
+    try:
+        authority = _authority(store, trust, views)
+        tree = TiledTree.open(tiles, (trust.log, *authority.ledger_keys))
+        if tree is None or tree.size > size:
+            tree = TiledTree(tiles)
+        last = _extend(tree, store, views.size)
+        if tree.size < views.size or tree.root(views.size) != views.root:
+            views.drop(f"expected the log's root at size {views.size}, got another")
+            return None
+        state = State(authority, tree, views.size, last.recorded_at, tree.leaf(views.size - 1))
+        return _views_over(state, tree, store, views, ())
+    except (AssayError, LookupError, TypeError, ValueError) as error:  # rows may hold anything
+        if isinstance(error, FatalError) and error.reason == "STORE_UNREADABLE":
+            raise
+        views.drop(f"expected rows of this log, got {error!r}")
+        return None
+
+
+def _views_over(
+    state: State, tree: TiledTree, store: Store, views: Views, folds: Sequence[Fold]
+) -> Recovered:
+    index = UpdateIndex(views)
+    view = ReceiptView(views, index, Facts(store, lambda: state.authority, tree), tree.root)
+    state.touched.update(view.receipts.touched)
+    runner = FoldRunner([index, view, *folds], views.size)
+    return Recovered(state, tree, views, index, view, runner)
+
+
+def _authority(store: Store, trust: TrustDocument, views: Views) -> Authority:
+    """The authority at the views' size, from the stored key events."""
+    authority = Authority.initial(trust)
+    names = sorted(KEY_EVENTS)
+    rows = views.select(
+        f"SELECT position FROM spine WHERE name IN ({', '.join('?' * len(names))}) ORDER BY position",  # noqa: S608 - marks
+        names,
+    )
+    for entry in entries_at(store, [position for (position,) in rows]):
+        event, _ = read_event(entry.event)
+        authority.find(entry.opening.name, entry.opening.key_id)
+        authority = authority.with_key_event(entry.position, event, entry.opening.count)
+    return authority
+
+
+def _extend(tree: TiledTree, store: Store, size: int) -> Stored:
+    """Takes the leaves below `size` that no tile has, every link checked; the last entry."""
+    while tree.size < size:
+        start = tree.size
+        previous = tree.leaf(start - 1) if start else FIRST_PREVIOUS
+        leaves: list[bytes] = []
+        for first_index, run in store.runs(start):
+            for index, data in enumerate(iter_run(run), first_index):
+                if start + len(leaves) == index < size:
+                    if data[_LINK] != previous:
+                        raise FatalError("STORE_BROKEN", f"expected entry {index} linked to the one before")
+                    previous = leaf_hash(data)
+                    leaves.append(previous)
+            if start + len(leaves) >= size or len(leaves) >= _AT_ONCE:
+                break
+        if not leaves:
+            raise FatalError("STORE_BROKEN", f"expected an entry at index {start}, got none")
+        tree.extend(leaves)
+    entry = next(entries_at(store, [size - 1]))
+    if entry.leaf != tree.leaf(size - 1):
+        raise FatalError("STORE_BROKEN", f"expected the tree's leaf at index {size - 1}, got another entry")
+    return entry
+
+
+_LINK: Final = slice(17, 49)  # of an entry: the leaf hash of the one before
+_AT_ONCE: Final = 2**16  # entries
+
+
+def _take_run(recovered: Recovered, first_index: int, run: bytes) -> None:
+    """Takes the entries of a run that the state does not have yet."""
+    state, tree = recovered.state, recovered.tree
+    if not first_index <= state.size:
         raise FatalError("STORE_BROKEN", f"expected a run at index {state.size}, got {first_index}")
+    entries = islice(iter_run(run), state.size - first_index, None)
     draft = Draft.of(state)
-    for batch in _batches(draft.last_leaf, first_index, run):
+    for batch in _batches(draft.last_leaf, state.size, entries):
         _take_batch(draft, batch)
-    state.tree.extend([leaf for placed in draft.placed for leaf in placed.leaves])
+    leaves = [leaf for placed in draft.placed for leaf in placed.leaves]
+    tree.extend(leaves[max(0, tree.size - state.size) :])  # tiles may be ahead of views
     state.absorb(draft)
     for p in draft.placed:
-        folds.apply(Folded(p.first_index, p.recorded_at, p.grant, p.leaves, p.events))
+        recovered.runner.apply(Folded(p.first_index, p.recorded_at, p.grant, p.leaves, p.events))
+    if state.size - recovered.views.size >= _AT_ONCE:  # a long way is not gone in vain, nor kept in memory
+        changes = recovered.take_changes()
+        recovered.views.write(changes)
+        recovered.written(changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +234,10 @@ class _Batch:
     leaves: list[bytes]
 
 
-def _batches(previous: bytes, index: int, run: bytes) -> Iterator[_Batch]:
-    """The batches of a run, links and indexes checked."""
+def _batches(previous: bytes, index: int, entries: Iterable[bytes]) -> Iterator[_Batch]:
+    """The batches of a run's rest, links and indexes checked."""
     batch: _Batch | None = None
-    for data in iter_run(run):
+    for data in entries:
         if batch is None:
             entry = decode_entry(data)
             if entry.opening is None or entry.previous != previous or entry.index != index:
@@ -136,11 +301,12 @@ def _check_head(state: State, head: tuple[int, bytes] | None) -> None:
         )
 
 
-def _check_released(state: State, released: bytes | None, commits: int) -> None:
+def _check_released(state: State, store: Store) -> None:
     """Law 6."""
+    released = store.released()
     if released is None:
         # Each commit is released before the next: only the first one may be stored and not released.
-        if commits > 1:
+        if len(list(islice(store.runs(0), 2))) > 1:
             raise FatalError(
                 "RELEASED_MISSING",
                 f"expected the last released checkpoint beside a store of {state.size} entries, got none: "

@@ -3,7 +3,9 @@
 Rules kept here:
 
 - Order of handling: shape → signature → marker (sent again?) → authority → condition.
-- `prepare` needs nothing of the log, so it may run before a batch has its turn; `Draft.place` judges.
+- `prepare` needs nothing of the log but its signer's grant, which lasts, so it runs before a batch has its
+  turn; `Draft.place` judges. Lengths, count and root are the shape of a batch; its events are parsed after
+  the signature, so that rubbish costs its sender more than us.
 - A `Draft` is what a commit would make of the state. Until `State.absorb` takes it nothing has moved; a draft
   that is dropped leaves no trace.
 - Authority is judged once per batch at its first index, with the verifier's own function; key events act
@@ -13,34 +15,50 @@ Rules kept here:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
+from uuid import UUID
 
 from ledger.admission import admit
 from ledger.batch import BatchNote, check_batch_shape, event_root
 from ledger.entry import FIRST_PREVIOUS, MAX_RECORDED_AT, Opening, encode_run, place_batch
-from ledger.errors import FatalError, FormatError, RefusedError
+from ledger.errors import FatalError, FormatError, OverloadedError, RefusedError
 from ledger.merkle import Tree
-from ledger.note import SigningKey
+from ledger.note import Signer
 from ledger.server.store import Marker, marker_originator
+from ledger.server.turns import SLICE, Slice
 from ledger.touches import STANDS_ALONE, TOUCHES_NOTHING, Condition, rests_on, touches
 from ledger.trust import KEY_EVENTS, Authority, Grant
 from ledger.v1 import event_pb2
 
-__all__ = ["Draft", "KeyRing", "Placed", "Prepared", "State", "authority_after", "prepare"]
+__all__ = [
+    "EVENT_WORK",
+    "Draft",
+    "KeyRing",
+    "Placed",
+    "Prepared",
+    "State",
+    "authority_after",
+    "known_grant",
+    "prepare",
+]
 
 _STREAM_START: Final = 0
-_EVENT_WORK: Final = 256  # what parsing an event costs at least, in bytes of a large one
-_YIELD_AFTER: Final = 2**15
+_MOST_STREAMS: Final = 65_536  # remembered, about 200 bytes each
+EVENT_WORK: Final = 256  # what parsing an event costs at least, in bytes of a large one
+_HASHED_PER_PARSED: Final = 4  # bytes hashed in the time of one parsed
+_MAX_BEHIND: Final = 300_000_000  # microseconds
+_CLOCK_RETRY: Final = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch whose shape is right; nothing of it is believed yet."""
+    """A batch whose shape and signature are right."""
 
     note: BatchNote
+    grant: Grant  # its signer's as it was prepared: the key is right, whether it is in force is judged later
     data: Sequence[bytes]
     events: Sequence[event_pb2.Event]
     bodies: frozenset[str]
@@ -61,21 +79,34 @@ class Placed:
     events: Sequence[event_pb2.Event]
 
 
-async def prepare(parsed: BatchNote, data: Sequence[bytes], origin: str) -> Prepared:
-    """Checks the shape of a batch for the log `origin`, and parses its events at the door.
+def known_grant(authority: Authority, note: BatchNote) -> Grant:
+    """The signer's grant, revoked or not. Raises RefusedError(KEY_UNKNOWN)."""
+    grant = authority.grants.get((note.name, note.key_id))
+    if grant is None:
+        raise RefusedError("KEY_UNKNOWN", f"expected a granted key, got {note.name}+{note.key_id.hex()}")
+    return grant
 
-    Others get their turn in between: a batch made to be slow takes seconds of it.
+
+async def prepare(
+    parsed: BatchNote, data: Sequence[bytes], origin: str, grant: Grant, turn: Slice
+) -> Prepared:
+    """Checks shape and signature of a batch for the log `origin`, then its events at the door.
+
+    Every slice of it awaits `turn`: a batch made to be slow takes a good part of a second.
     Raises FormatError (what `check_batch_shape` and `admit` raise, BAD_COUNT, ROOT_MISMATCH),
-    RefusedError(OTHER_ORIGIN).
+    RefusedError(OTHER_ORIGIN, BAD_BATCH_SIGNATURE).
     """
     check_batch_shape(data)
     if parsed.origin != origin:
         raise RefusedError("OTHER_ORIGIN", f"expected a batch for {origin}, got one for {parsed.origin}")
     if parsed.count != len(data):
         raise FormatError("BAD_COUNT", f"expected {parsed.count} events, as the note says, got {len(data)}")
+    await turn(sum(map(len, data)) // _HASHED_PER_PARSED)
     root = event_root(data)
     if parsed.root != root:
         raise FormatError("ROOT_MISMATCH", f"expected the note's root {parsed.root.hex()}, got {root.hex()}")
+    if not grant.key.verify(parsed.text(), parsed.signature):
+        raise RefusedError("BAD_BATCH_SIGNATURE", f"expected a signature by {grant.key}, got another")
     events: list[event_pb2.Event] = []
     work = 0
     for position, event in enumerate(data):
@@ -83,12 +114,12 @@ async def prepare(parsed: BatchNote, data: Sequence[bytes], origin: str) -> Prep
             events.append(admit(event))
         except FormatError as error:
             raise FormatError(error.reason, f"events[{position}].{error.message}") from error
-        work += _EVENT_WORK + len(event)
-        if work >= _YIELD_AFTER:
+        work += EVENT_WORK + len(event)
+        if work >= SLICE:
+            await turn(work)
             work = 0
-            await asyncio.sleep(0)
     bodies = frozenset(body for event in events if (body := event.WhichOneof("body")))
-    return Prepared(parsed, data, events, bodies, sum(map(len, data)))
+    return Prepared(parsed, grant, data, events, bodies, sum(map(len, data)))
 
 
 def authority_after(authority: Authority, first_index: int, events: Sequence[event_pb2.Event]) -> Authority:
@@ -107,8 +138,22 @@ class State:
     size: int = 0
     recorded_at: int = 0
     last_leaf: bytes = FIRST_PREVIOUS
-    next_sequence: dict[bytes, int] = field(default_factory=dict)  # public key ‖ stream
+    # By public key ‖ stream, of those that placed lately; the store knows all.
+    next_sequence: dict[bytes, int] = field(default_factory=dict)
     touched: dict[str, int] = field(default_factory=dict)  # key -> index of the last entry that touched it
+
+    def unknown_streams(self, batches: Iterable[Prepared]) -> dict[bytes, UUID]:
+        """Streams of these batches whose next sequence the store must be asked for, with their markers' id.
+
+        Before that, streams that placed nothing for long are forgotten, and their sequences looked up again.
+        """
+        for stream in list(islice(self.next_sequence, max(0, len(self.next_sequence) - _MOST_STREAMS))):
+            del self.next_sequence[stream]
+        return {
+            stream: marker_originator(batch.grant.key.public_key, batch.note.stream)
+            for batch in batches
+            if (stream := batch.grant.key.public_key + batch.note.stream) not in self.next_sequence
+        }
 
     def absorb(self, draft: Draft) -> None:
         """Makes a committed draft the state. The tree has its leaves already."""
@@ -116,7 +161,9 @@ class State:
         self.size = draft.size
         self.recorded_at = draft.recorded_at
         self.last_leaf = draft.last_leaf
-        self.next_sequence.update(draft.next_sequence)
+        for stream, sequence in draft.next_sequence.items():
+            self.next_sequence.pop(stream, None)  # the last of the dictionary placed last
+            self.next_sequence[stream] = sequence
         self.touched.update(draft.touched)
 
 
@@ -140,47 +187,40 @@ class Draft:
         """A draft that changes nothing yet."""
         return cls(state, state.authority, state.size, state.recorded_at, state.last_leaf)
 
-    def known_grant(self, batch: Prepared) -> Grant:
-        """The signer's grant, revoked or not, after its signature was verified.
-
-        Raises RefusedError(KEY_UNKNOWN, BAD_BATCH_SIGNATURE).
-        """
-        note = batch.note
-        grant = self.authority.grants.get((note.name, note.key_id))
-        if grant is None:
-            raise RefusedError("KEY_UNKNOWN", f"expected a granted key, got {note.name}+{note.key_id.hex()}")
-        if not grant.key.verify(note.text(), note.signature):
-            raise RefusedError("BAD_BATCH_SIGNATURE", f"expected a signature by {grant.key}, got another")
-        return grant
-
-    def expected_sequence(self, grant: Grant, batch: Prepared) -> int:
+    def expected_sequence(self, batch: Prepared) -> int:
         """The next sequence of the batch's stream."""
-        stream = grant.key.public_key + batch.note.stream
+        stream = batch.grant.key.public_key + batch.note.stream
         if (drafted := self.next_sequence.get(stream)) is not None:
             return drafted
         return self.state.next_sequence.get(stream, _STREAM_START)
 
-    def in_this_draft(self, grant: Grant, batch: Prepared) -> bool:
+    def in_this_draft(self, batch: Prepared) -> bool:
         """Whether the sequence is taken by a batch of this very draft, whose marker is not stored yet."""
-        stream = grant.key.public_key + batch.note.stream
+        stream = batch.grant.key.public_key + batch.note.stream
         return batch.note.sequence >= self.state.next_sequence.get(stream, _STREAM_START)
 
-    def place(
-        self, grant: Grant, batch: Prepared, condition: Condition | None, now: int, keys: KeyRing
-    ) -> Placed:
+    def place(self, batch: Prepared, condition: Condition | None, now: int, keys: KeyRing) -> Placed:
         """Judges a new batch's authority and condition, and places it.
 
-        `now` in microseconds since 1970. Raises InputError, and nothing moved; FatalError BAD_CLOCK.
+        `now` in microseconds since 1970. Raises InputError, OverloadedError(CLOCK_BEHIND), and nothing moved;
+        FatalError BAD_CLOCK.
         """
         note = batch.note
-        expected = self.expected_sequence(grant, batch)
+        expected = self.expected_sequence(batch)
         if note.sequence != expected:
             raise RefusedError(
                 "SEQUENCE_GAP", f"expected sequence {expected} of this stream, got {note.sequence}"
             )
-        authority = self._judge_authority(batch)
+        grant, authority = self._judge_authority(batch)
         if authority is not self.authority:
             keys.holding(authority)
+        if self.recorded_at - now > _MAX_BEHIND:
+            raise OverloadedError(
+                "CLOCK_BEHIND",
+                f"expected a clock at most {_MAX_BEHIND // 1_000_000} s behind the last entry's recorded_at "
+                f"{self.recorded_at}, got {now}; the ledger goes on when its clock is right",
+                _CLOCK_RETRY,
+            )
         recorded_at = max(now, self.recorded_at)
         if recorded_at >= MAX_RECORDED_AT:
             raise FatalError("BAD_CLOCK", f"expected a time before the year 10000, got {recorded_at}")
@@ -206,7 +246,7 @@ class Draft:
         self.last_leaf = placed.leaves[-1]
         self.next_sequence[placed.grant.key.public_key + placed.stream] = placed.sequence + 1
 
-    def _judge_authority(self, batch: Prepared) -> Authority:
+    def _judge_authority(self, batch: Prepared) -> tuple[Grant, Authority]:
         note = batch.note
         grant = self.authority.find(note.name, note.key_id)
         for body in sorted(batch.bodies):
@@ -216,8 +256,8 @@ class Draft:
                 "MUST_STAND_ALONE", f"expected {alone[0]} alone in its batch, got one of {len(batch.data)}"
             )
         if self.size and not batch.bodies & KEY_EVENTS:
-            return self.authority
-        return authority_after(self.authority, self.size, batch.events)
+            return grant, self.authority
+        return grant, authority_after(self.authority, self.size, batch.events)
 
     def _judge_condition(
         self, batch: Prepared, condition: Condition | None, recorded_at: int
@@ -258,10 +298,10 @@ class Draft:
 class KeyRing:
     """The ledger keys that this process holds; the log says which one signs."""
 
-    def __init__(self, keys: Sequence[SigningKey]) -> None:
+    def __init__(self, keys: Sequence[Signer]) -> None:
         self._keys = {key.verifier_key: key for key in keys}
 
-    def holding(self, authority: Authority) -> SigningKey:
+    def holding(self, authority: Authority) -> Signer:
         """The key in force under `authority`. Raises RefusedError LEDGER_KEY_NOT_HELD: nothing could sign."""
         key = self._keys.get(authority.ledger_key)
         if key is None:

@@ -1,0 +1,236 @@
+"""Persisted views: rows that folds derived from the log, so that a start need not read all of it.
+
+Rules kept here:
+
+- Changes, the next index and the log's root at it are written in one transaction: the rows are those of
+  exactly one prefix.
+- Rows hold positions and what was concluded, never entries: what is shown or judged is read from the log.
+- Everything can be made again: a file that is missing, unreadable, of another log, of another version, ahead
+  of the log or of another tree is dropped, and the log is folded from its beginning.
+- Rows are trusted as the store is: they lie on the same disk. A row that lies can make an answer without a
+  proof lie; it cannot make an entry, a proof or a checkpoint.
+- One thread writes; reading is done by the event loop alone, over a connection of its own.
+
+The file belongs to the `eventsourcing` library's tracking recorder; `tracking` holds the next index.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from eventsourcing.persistence import PersistenceError, Tracking
+from eventsourcing.sqlite import (
+    SQLiteConnection,
+    SQLiteConnectionPool,
+    SQLiteCursor,
+    SQLiteDatastore,
+    SQLiteTrackingRecorder,
+)
+
+from ledger.errors import FatalError
+
+__all__ = ["Changes", "Views", "pack", "unpack"]
+
+_VERSION: Final = 1  # of rows and of what folds conclude: another release's are dropped
+_ALL: Final = "assay/views/v1"
+_PACKED: Final = "Q"
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS log (origin TEXT, version INTEGER, root BLOB, orphans INTEGER);
+-- number: in the order of the first claims, from 0. first and last: positions of claims
+CREATE TABLE IF NOT EXISTS updates (
+    number INTEGER PRIMARY KEY, id TEXT UNIQUE, trainer TEXT, first INTEGER, last INTEGER,
+    frozen INTEGER, ended INTEGER, candidate BLOB);
+CREATE TABLE IF NOT EXISTS runners (number INTEGER, name TEXT, PRIMARY KEY (number, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS proposals (
+    number INTEGER, position INTEGER, author TEXT, key_id BLOB, resource TEXT, workflow TEXT, segment TEXT,
+    PRIMARY KEY (number, position)) WITHOUT ROWID;
+-- packed: position << 3 | flags, ascending. first: the position of the first of them
+CREATE TABLE IF NOT EXISTS claims (
+    number INTEGER, first INTEGER, packed BLOB, PRIMARY KEY (number, first)) WITHOUT ROWID;
+-- first: position of the first RolloutEnqueued. owner: the update that it named. packed: positions
+CREATE TABLE IF NOT EXISTS rollouts (
+    id TEXT PRIMARY KEY, first INTEGER, owner TEXT, visible INTEGER, packed BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS touched (key TEXT PRIMARY KEY, position INTEGER) WITHOUT ROWID;
+-- what is folded again at every start
+CREATE TABLE IF NOT EXISTS spine (position INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE IF NOT EXISTS verdicts (
+    position INTEGER PRIMARY KEY, number INTEGER, verdict INTEGER, step INTEGER, not_after INTEGER, void TEXT,
+    unreplayable INTEGER, approvals BLOB, freeze INTEGER, fell INTEGER, fell_because TEXT);
+CREATE INDEX IF NOT EXISTS verdicts_number ON verdicts (number);
+CREATE INDEX IF NOT EXISTS verdicts_standing ON verdicts (position)
+    WHERE void IS NULL AND fell IS NULL AND not_after IS NOT NULL;
+-- LIVE windows, and why one does not count
+CREATE TABLE IF NOT EXISTS live (
+    number INTEGER, position INTEGER, void TEXT, PRIMARY KEY (number, position)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rolled_back (
+    number INTEGER, position INTEGER, PRIMARY KEY (number, position)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS voids (
+    position INTEGER, step TEXT, reason TEXT, message TEXT, resource TEXT, workflow TEXT, segment TEXT,
+    PRIMARY KEY (position, step)) WITHOUT ROWID;
+-- position: of the first evaluation of this update's candidate on the holdout by this key
+CREATE TABLE IF NOT EXISTS judged (
+    holdout BLOB, id TEXT, author TEXT, key_id BLOB, position INTEGER,
+    PRIMARY KEY (holdout, id, author, key_id)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS candidates (
+    resource TEXT, workflow TEXT, segment TEXT, position INTEGER,
+    PRIMARY KEY (resource, workflow, segment)) WITHOUT ROWID;
+"""
+#: Table -> the statement that writes a row of it.
+_WRITES: Final = {
+    "updates": "INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+    "runners": "INSERT OR IGNORE INTO runners VALUES (?, ?)",
+    "proposals": "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "claims": "INSERT INTO claims VALUES (?, ?, ?)",
+    "rollouts": "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+    "first = excluded.first, owner = excluded.owner, visible = excluded.visible, "
+    "packed = CAST(packed || excluded.packed AS BLOB)",
+    "touched": "INSERT OR REPLACE INTO touched VALUES (?, ?)",
+    "spine": "INSERT INTO spine VALUES (?, ?)",
+    "verdicts": "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "live": "INSERT INTO live VALUES (?, ?, ?)",
+    "rolled_back": "INSERT INTO rolled_back VALUES (?, ?)",
+    "voids": "INSERT INTO voids VALUES (?, ?, ?, ?, ?, ?, ?)",
+    "judged": "INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?, ?)",
+    "candidates": "INSERT OR REPLACE INTO candidates VALUES (?, ?, ?, ?)",
+}
+
+
+def pack(values: array[int]) -> bytes:
+    """Unsigned 64-bit numbers, little-endian."""
+    if sys.byteorder == "big":
+        values = array(_PACKED, values)
+        values.byteswap()
+    return values.tobytes()
+
+
+def unpack(data: bytes) -> array[int]:
+    """What `pack` packed."""
+    values = array(_PACKED)
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+@dataclass(slots=True)
+class Changes:
+    """What folding up to `size` changed: rows by table."""
+
+    size: int
+    root: bytes
+    orphans: int
+    rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+
+
+class _Pool(SQLiteConnectionPool):
+    def _create_connection(self) -> SQLiteConnection:
+        connection = super()._create_connection()
+        # What a power cut takes from the end is folded again: no fsync for each transaction.
+        connection.cursor().execute("PRAGMA synchronous=NORMAL")
+        return connection
+
+
+class _Datastore(SQLiteDatastore):
+    def __init__(self, db_name: str) -> None:
+        super().__init__(db_name)
+        self.pool = _Pool(db_name=db_name)
+
+
+class _Recorder(SQLiteTrackingRecorder):
+    def construct_create_table_statements(self) -> list[str]:
+        return [*super().construct_create_table_statements(), *_SCHEMA.split(";")[:-1]]
+
+    def write(self, origin: str, changes: Changes) -> None:
+        """One transaction: all or nothing."""
+        with self.datastore.transaction(commit=True) as cursor:
+            self._write(cursor, origin, changes)
+
+    def _write(self, cursor: SQLiteCursor, origin: str, changes: Changes) -> None:
+        self._insert_tracking(cursor, Tracking(_ALL, changes.size))
+        cursor.execute("DELETE FROM log")
+        cursor.execute(
+            "INSERT INTO log VALUES (?, ?, ?, ?)", (origin, _VERSION, changes.root, changes.orphans)
+        )
+        for table, rows in changes.rows.items():
+            cursor.executemany(_WRITES[table], rows)
+
+
+class Views:
+    """The rows of one log. `size` is what they hold, `root` the log's root at it."""
+
+    def __init__(self, path: Path, origin: str) -> None:
+        """Opens or makes the file. Raises FatalError VIEWS_UNREADABLE."""
+        self.path = path
+        self._origin = origin
+        self.size = 0
+        self.root = b""
+        self.orphans = 0
+        self.dropped: str | None = None  # why what was there does not count
+        try:
+            self._open()
+        except (PersistenceError, sqlite3.Error) as error:
+            self.drop(f"expected rows that can be read, got {error}")
+
+    def _open(self) -> None:
+        self._datastore = _Datastore(str(self.path))
+        self._recorder = _Recorder(self._datastore)
+        self._recorder.create_table()
+        self._reader = sqlite3.connect(self.path, check_same_thread=False)
+        self.size = self._recorder.max_tracking_id(_ALL) or 0
+        rows = self.select("SELECT origin, version, root, orphans FROM log")
+        if not self.size and not rows:
+            return
+        if len(rows) != 1 or rows[0][:2] != (self._origin, _VERSION):
+            got = rows[0][:2] if rows else "nothing"
+            self.drop(f"expected rows of {self._origin}, version {_VERSION}, got {got}")
+            return
+        self.root, self.orphans = rows[0][2:]
+
+    def drop(self, why: str) -> None:
+        """Begins from nothing; `dropped` then says why."""
+        self.close()
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        self.size, self.root, self.orphans, self.dropped = 0, b"", 0, why
+        try:
+            self._open()
+        except (PersistenceError, sqlite3.Error) as error:
+            raise FatalError("VIEWS_UNREADABLE", f"expected to make {self.path}, got {error}") from error
+
+    def write(self, changes: Changes) -> None:
+        """Writes changes. Blocks. Raises FatalError VIEWS_UNREADABLE, and nothing is written."""
+        try:
+            self._recorder.write(self._origin, changes)
+        except (PersistenceError, sqlite3.Error) as error:
+            raise FatalError("VIEWS_UNREADABLE", f"expected to write {self.path}, got {error}") from error
+
+    def select(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows as they are written. Raises FatalError VIEWS_UNREADABLE."""
+        try:
+            return self._reader.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise FatalError("VIEWS_UNREADABLE", f"expected to read {self.path}, got {error}") from error
+
+    def dump(self) -> Iterable[tuple[str, tuple[Any, ...]]]:
+        """(table, row) of everything that is derived, chunks joined: equal for equal prefixes."""
+        for table in _WRITES:
+            if table == "claims":
+                joined: dict[int, bytes] = {}
+                for number, _, packed in self.select("SELECT * FROM claims ORDER BY number, first"):
+                    joined[number] = joined.get(number, b"") + packed
+                yield from ((table, row) for row in joined.items())
+            else:
+                yield from ((table, row) for row in sorted(self.select(f"SELECT * FROM {table}"), key=repr))  # noqa: S608 - a name of ours
+
+    def close(self) -> None:
+        """Closes the file."""
+        if hasattr(self, "_reader"):
+            self._reader.close()
+        self._datastore.close()
