@@ -7,6 +7,7 @@
     ledger/                       note.key, server.crt, server.key, data/
     gate/                         server.crt, server.key (as an author the gate is an ordinary principal)
     principals/<name>/            note.key, client.crt, client.key; root's too
+    issued/<name>/                client.crt, client.key for one whose note key is elsewhere
     memory/                       checkpoints that clients remember
 
 Rules:
@@ -38,8 +39,8 @@ from ledger.admission import admit
 from ledger.batch import STREAM_BYTES, sign_batch
 from ledger.errors import AssayError, FormatError, NotFoundError, RefusedError
 from ledger.genesis import encode_genesis
-from ledger.keyfile import encode_key
-from ledger.note import SigningKey, check_name
+from ledger.keyfile import SALT_BYTES, encode_key, encrypt_key
+from ledger.note import Signer, SigningKey, check_name
 from ledger.trust import Authority, parse_trust_document, role_name
 from ledger.v1 import event_pb2, options_pb2, root_pb2
 
@@ -50,7 +51,9 @@ __all__ = [
     "Home",
     "NewHome",
     "Principal",
+    "add_principal",
     "create_home",
+    "issue_client",
     "load_home",
 ]
 
@@ -150,7 +153,7 @@ class NewHome:
     notice: str = NOTICE
 
 
-def create_home(
+def create_home(  # noqa: PLR0913 - each is a value that the home is made of
     path: Path,
     *,
     origin_name: str,
@@ -158,13 +161,14 @@ def create_home(
     gate: str,
     trust_domain: str,
     principals: Sequence[Principal] = DEVELOPMENT_PRINCIPALS,
+    passphrase: str | None = None,
     random: Callable[[int], bytes],
     now: int,
 ) -> NewHome:
     """Makes a home at `path`, which must be absent or an empty folder; parents are made.
 
-    `ledger` and `gate` are addresses `host:port`; `random(n)` gives n bytes; `now` is in microseconds since
-    1970, and certificates are valid from an hour before it.
+    `ledger` and `gate` are addresses `host:port`; a `passphrase` encrypts every note key; `random(n)` gives n
+    bytes; `now` is in microseconds since 1970, and certificates are valid from an hour before it.
     Raises RefusedError HOME_EXISTS, FormatError for a value that cannot stand in a home, OSError.
     """
     path = path.absolute()
@@ -189,7 +193,7 @@ def create_home(
     draft = path.parent / f".{path.name}.{random(8).hex()}.draft"
     draft.mkdir(mode=0o700)
     try:
-        _Builder(draft, home, random, now).build(principals)
+        _Builder(draft, home, random, now, passphrase).build(principals)
         _check_free(path)
         draft.rename(path)  # replaces an empty folder, and no other
     except BaseException:
@@ -210,6 +214,30 @@ def load_home(path: Path) -> Home:
     except (ValueError, RecursionError) as error:
         raise FormatError("BAD_HOME", f"{file}: expected JSON, got {error}") from error
     return _validated(document, str(file))
+
+
+def add_principal(path: Path, name: str, role: str) -> Home:
+    """Enters a principal into the document of the home at `path`, which is replaced whole.
+
+    Raises FormatError BAD_HOME for a name or role that cannot stand there, and what `load_home` raises.
+    """
+    home = load_home(path)
+    document = home.model_dump() | {"principals": {**home.principals, name: role}}
+    added = _validated(document, f"{name} in {path / 'assay.json'}")
+    draft = path / ".assay.json.draft"
+    draft.write_bytes(added.model_dump_json(indent=2).encode() + b"\n")
+    draft.replace(path / "assay.json")
+    return added
+
+
+def issue_client(path: Path, name: str, *, random: Callable[[int], bytes], now: int) -> Credential:
+    """A certificate for a principal, by the authority of the home at `path`; arguments as `create_home`'s.
+
+    Raises FormatError BAD_HOLDER, BAD_CREDENTIAL; what `load_home` raises; OSError.
+    """
+    own = Credential((path / "ca.crt").read_bytes(), (path / "ca.key").read_bytes())
+    domain = load_home(path).trust_domain
+    return CertificateAuthority(domain, random=random, now=now, credential=own).issue_client(name)
 
 
 def _validated(document: object, where: str) -> Home:
@@ -257,8 +285,11 @@ def _check_principals(principals: Iterable[Principal]) -> None:
 class _Builder:
     """Fills one draft folder. Owns the folder, the certificate authority and nothing else."""
 
-    def __init__(self, folder: Path, home: Home, random: Callable[[int], bytes], now: int) -> None:
+    def __init__(
+        self, folder: Path, home: Home, random: Callable[[int], bytes], now: int, passphrase: str | None
+    ) -> None:
         self._folder = folder
+        self._passphrase = passphrase
         self._home = home
         self._random = random
         self._now = now
@@ -287,7 +318,10 @@ class _Builder:
 
     def _note_key(self, folder: str, name: str) -> SigningKey:
         seed = self._random(32)
-        self._write(f"{folder}/note.key", encode_key(name, seed))
+        data = encode_key(name, seed)
+        if self._passphrase is not None:
+            data = encrypt_key(data, self._passphrase, self._random(SALT_BYTES))
+        self._write(f"{folder}/note.key", data)
         return SigningKey(name, seed)
 
     def _serve(self, name: str, address: str) -> None:
@@ -309,7 +343,7 @@ class _Builder:
         file.touch(mode=0o600 if file.suffix == ".key" else 0o644, exist_ok=False)
         file.write_bytes(data)
 
-    def _signed(self, root: SigningKey, batches: Iterable[Sequence[bytes]]) -> bytes:
+    def _signed(self, root: Signer, batches: Iterable[Sequence[bytes]]) -> bytes:
         stream = self._random(STREAM_BYTES)
         return encode_genesis(
             (sign_batch(root, self._home.origin, stream, sequence, events), events)
@@ -321,7 +355,7 @@ class _Builder:
         return event_pb2.Event(event_id=event_id, occurred_at=self._now, **body).SerializeToString()
 
 
-def _grant(principal: Principal, key: SigningKey) -> root_pb2.KeyGranted:
+def _grant(principal: Principal, key: Signer) -> root_pb2.KeyGranted:
     return root_pb2.KeyGranted(
         vkey=str(key.verifier_key),
         role=principal.role,
@@ -331,7 +365,7 @@ def _grant(principal: Principal, key: SigningKey) -> root_pb2.KeyGranted:
     )
 
 
-def _trust(root: SigningKey, ledger: SigningKey) -> bytes:
+def _trust(root: Signer, ledger: Signer) -> bytes:
     """The trust document (design section 5): no witnesses yet, so no quorum."""
     return f"assay/trust/v1\nroot {root.verifier_key}\n\nlog {ledger.verifier_key}\nquorum none\n".encode()
 

@@ -2,7 +2,8 @@
 
 Rules:
 1. Every acknowledgement is verified (clients.acknowledgement), and every checkpoint against the remembered
-   one (clients.memory): a rollback or a fork raises VerificationError V7.
+   one (clients.memory): a rollback or a fork raises VerificationError V7. Under a ledger key that is not yet
+   known the client asks for root's rotation to it, proven, and goes on where that holds.
 2. A batch that may have arrived is sent again as it was signed, up to `attempts` times; sending again is safe
    (law 5). When they are used up the stream keeps it and settles it before it signs another.
 3. Every call has a deadline. Errors are AssayError, by code and reason (ledger.wire).
@@ -37,7 +38,6 @@ from ledger.errors import (
     VerificationError,
 )
 from ledger.merkle import leaf_hash
-from ledger.note import VerifierKey
 from ledger.touches import Condition
 from ledger.v1 import ledger_pb2, ledger_pb2_grpc
 from ledger.wire import MAX_MESSAGE_BYTES, error_of
@@ -73,19 +73,15 @@ class LedgerClient:
         deadline: float = _DEADLINE,
         attempts: int = _ATTEMPTS,
         memory: Memory | None = None,
-        ledger_key: VerifierKey | None = None,
     ) -> None:
         """`stream`: 16 bytes never used before under this key; random when absent.
 
-        `deadline` in seconds for each call, `attempts` for each batch. `ledger_key`: the key in force, where
-        it is no more the trust document's.
+        `deadline` in seconds for each call, `attempts` for each batch.
         """
         self.identity = identity
         self.deadline = deadline
         self.attempts = attempts
         self._memory = memory or Memory(identity.trust, identity.memory, identity.name)
-        if ledger_key is not None:
-            self._memory.ledger_key = ledger_key
         self._opened: dict[bytes, Checkpoint] = {}  # the latest notes whose signature held
         self._unlinked: dict[bytes, Checkpoint] = {}  # those not yet proven to continue what is remembered
         self._linking = asyncio.Lock()
@@ -177,6 +173,26 @@ class LedgerClient:
             raise VerificationError("V5", "EMPTY_LOG", "expected a checkpoint, got none")
         return self._memory.note
 
+    async def cosigned_note(self) -> bytes:
+        """The signed note of the latest checkpoint that satisfies the trust document's quorum of witnesses.
+
+        Without a quorum that is the latest checkpoint. It is proven to be of the remembered log, which may be
+        larger. Raises NotFoundError NO_QUORUM while there is none, VerificationError.
+        """
+        if self.identity.trust.policy.quorum == "none":
+            return await self.checkpoint_note()
+        response = await self.call(self.stub.GetCheckpoint, ledger_pb2.GetCheckpointRequest(cosigned=True))
+        note = bytes(response.checkpoint)
+        opened = await self._open(note)
+        self._memory.check_quorum(note, opened.size)
+        latest = await self.get_checkpoint()
+        if opened.size > latest.size:
+            raise VerificationError(
+                "V7", "ROLLED_BACK", f"expected size {opened.size} or more, as cosigned, got {latest.size}"
+            )
+        self._memory.check(opened, self._memory.note or note, latest, await self._consistency(opened, latest))
+        return note
+
     async def read(self, start: int = 0, end: int | None = None) -> AsyncIterator[tuple[int, bytes]]:
         """(index, entry) of [start, end), each proven before it is yielded; `end` None: the present size.
 
@@ -264,7 +280,7 @@ class LedgerClient:
         """
         memory = self._memory
         if (opened := self._opened.get(note)) is None:  # Answers of one commit share their checkpoint.
-            opened = self._opened[note] = memory.open(note)
+            opened = self._opened[note] = await self._open(note)
             while len(self._opened) > _NOTES_KEPT:
                 del self._opened[next(iter(self._opened))]
         if opened == memory.checkpoint:
@@ -278,6 +294,20 @@ class LedgerClient:
             if self._unlinked.get(note) is not None:  # Nobody linked it while this answer waited.
                 await self._link()
         return opened
+
+    async def _open(self, note: bytes) -> Checkpoint:
+        """V5 and V6 of a checkpoint; under a key that is unknown, after asking for the rotation to it."""
+        try:
+            return self._memory.open(note)
+        except VerificationError as error:
+            if error.reason != "NO_KNOWN_SIGNATURE":
+                raise
+            request = ledger_pb2.GetCheckpointRequest(with_rotation=True)
+            response = await self.call(self.stub.GetCheckpoint, request)
+            if not response.HasField("rotation"):
+                raise
+            self._memory.learn(response.rotation)
+        return self._memory.open(note)
 
     async def _link(self) -> None:
         """Proves the checkpoints that wait and the remembered one to be of one log, in a row."""

@@ -4,7 +4,10 @@ Rules:
 1. Per origin the signed note, in a file; it advances only to what was proven to continue it.
 2. A smaller size is refused. Another root at the same size, or another beginning, is a fork: both signed
    notes are kept, the second beside the first, and the first stays what is remembered.
-3. The file is replaced whole. It is not fsynced: a loss falls back to an older checkpoint of the same log,
+3. A checkpoint is signed by the ledger key in force at its size. A rotation is learnt from root's own signed
+   event, proven to stand under a checkpoint of the new key; what was learnt is never forgotten.
+4. No quorum is asked for: witnesses come after the ledger's answer. Exports are judged by it.
+5. The file is replaced whole. It is not fsynced: a loss falls back to an older checkpoint of the same log,
    which detects less and never errs.
 """
 
@@ -13,11 +16,12 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
+from ledger.bundle import prove_presence, shown_ledger_key
 from ledger.checkpoint import Checkpoint, open_note
 from ledger.errors import FormatError, VerificationError
 from ledger.head import check_continues, check_signatures, parse_remembered
 from ledger.merkle import verify_consistency
-from ledger.note import VerifierKey
+from ledger.note import VerifierKey, parse_note
 from ledger.trust import TrustDocument
 
 __all__ = ["Memory"]
@@ -31,7 +35,8 @@ class Memory:
 
         Raises FormatError where the file is not a checkpoint of this log.
         """
-        self._trust = trust
+        self._trust = trust.without_quorum()
+        self._whole_trust = trust
         self._file: Path | None = None
         self.note: bytes | None = None
         self.checkpoint: Checkpoint | None = None
@@ -41,7 +46,7 @@ class Memory:
             if self._file.exists():
                 self.note = self._file.read_bytes()
                 self.checkpoint = _parsed(self._file, self.note, trust.origin)
-        self.ledger_key: VerifierKey = trust.log
+        self._rotations: tuple[tuple[int, VerifierKey], ...] = ()  # (index of the event, the new key)
 
     @property
     def size(self) -> int:
@@ -51,8 +56,38 @@ class Memory:
     def open(self, note: bytes) -> Checkpoint:
         """V5 and V6 of a checkpoint. Raises VerificationError."""
         parsed, checkpoint = open_note(note, self._trust.origin)
-        check_signatures(parsed, self.ledger_key, self._trust)
+        check_signatures(parsed, self._key_at(checkpoint.size), self._trust)
         return checkpoint
+
+    def check_quorum(self, note: bytes, size: int) -> None:
+        """V6 in full of a checkpoint of `size` entries. Raises VerificationError NO_QUORUM and its like."""
+        check_signatures(parse_note(note), self._key_at(size), self._whole_trust)
+
+    def learn(self, bundle: bytes) -> None:
+        """Takes the rotations of the ledger key that a partial bundle proves (GetCheckpoint).
+
+        Root signed them; the checkpoint of the bundle is not remembered.
+        Raises VerificationError: V2 to V6 of the bundle; V4 NOT_A_ROTATION; V7 FORKED where other
+        rotations were learnt before.
+        """
+        present = prove_presence(bundle, self._trust)
+        if any(entry.body != "ledger_key_rotated" for entry in present):
+            bodies = ", ".join(str(entry.body) for entry in present)
+            raise VerificationError("V4", "NOT_A_ROTATION", f"expected LedgerKeyRotated alone, got {bodies}")
+        learnt = sorted((entry.index, shown_ledger_key([entry], self._trust)) for entry in present)
+        known = len(self._rotations)
+        if tuple(learnt[:known]) != self._rotations[: len(learnt)]:
+            raise VerificationError(
+                "V7",
+                "FORKED",
+                f"expected {len(self._rotations)} rotations of the ledger key as before, got others",
+            )
+        if len(learnt) > known:  # an answer that was overtaken by a newer one takes nothing back
+            self._rotations = tuple(learnt)
+
+    def _key_at(self, size: int) -> VerifierKey:
+        """The ledger key in force at a size, as far as this client knows."""
+        return next((key for index, key in reversed(self._rotations) if index < size), self._trust.log)
 
     def check(
         self, known: Checkpoint | None, note: bytes, checkpoint: Checkpoint, proof: list[bytes]

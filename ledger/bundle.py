@@ -10,8 +10,8 @@
 Rules kept here:
 
 - A bundle has one spelling: what decodes re-encodes to its own bytes, and nothing follows the last citation.
-- The checkpoint is signed by the ledger key of the trust document: a rotation elsewhere in the log cannot be
-  seen from here.
+- The checkpoint is signed by the ledger key of the last LedgerKeyRotated that is cited, or else of the trust
+  document: a rotation elsewhere in the log cannot be seen from here.
 - Presence is proven, completeness is not: that the author's key was revoked before, or that a key rule was
   broken elsewhere, cannot be excluded. So the answer is never "verified".
 """
@@ -30,6 +30,7 @@ from ledger.export import MAX_CHECKPOINT_BYTES
 from ledger.fold import read_event
 from ledger.head import check_signatures
 from ledger.merkle import HASH_BYTES, leaf_hash, path, verify_inclusion
+from ledger.note import VerifierKey
 from ledger.trust import Authority, Grant, TrustDocument
 from ledger.v1 import event_pb2
 
@@ -44,6 +45,7 @@ __all__ = [
     "encode_bundle",
     "make_claim",
     "prove_presence",
+    "shown_ledger_key",
     "verify_bundle",
 ]
 
@@ -245,8 +247,24 @@ def prove_presence(data: bytes, trust: TrustDocument) -> tuple[Present, ...]:
     except FormatError as error:
         raise VerificationError("V2", error.reason, error.message) from error
     note, checkpoint = open_note(bundle.checkpoint, trust.origin)
-    check_signatures(note, trust.log, trust)
-    return tuple(_prove(citation, checkpoint, trust) for citation in bundle.citations)
+    present = tuple(_prove(citation, checkpoint, trust) for citation in bundle.citations)
+    check_signatures(note, shown_ledger_key(present, trust), trust)
+    return present
+
+
+def shown_ledger_key(present: Sequence[Present], trust: TrustDocument) -> VerifierKey:
+    """The ledger key after the last rotation among entries that are present; the trusted one without any.
+
+    Raises VerificationError V4: a key that cannot be this ledger's.
+    """
+    rotations = [entry for entry in present if entry.body == "ledger_key_rotated"]
+    if not rotations:
+        return trust.log
+    last = max(rotations, key=lambda entry: entry.index)
+    try:
+        return Authority.initial(trust).with_key_event(last.index, last.event, 1).ledger_key
+    except InputError as error:
+        raise VerificationError("V4", error.reason, error.message, index=last.index) from error
 
 
 def _prove(citation: Citation, checkpoint: Checkpoint, trust: TrustDocument) -> Present:

@@ -22,7 +22,7 @@ from ledger.merkle import HASH_BYTES
 from ledger.note import (
     KEY_TYPE_COSIGNATURE,
     Note,
-    SigningKey,
+    Signer,
     VerifierKey,
     decode_base64,
     decode_decimal,
@@ -79,7 +79,7 @@ def parse_checkpoint_text(text: bytes) -> Checkpoint:
     return checkpoint
 
 
-def sign_checkpoint(checkpoint: Checkpoint, key: SigningKey) -> bytes:
+def sign_checkpoint(checkpoint: Checkpoint, key: Signer) -> bytes:
     """The signed note of `checkpoint`, whose origin must be the key's name.
 
     Raises FormatError: OTHER_ORIGIN, EXTENSIONS, or what `parse_checkpoint_text` finds wrong.
@@ -124,7 +124,7 @@ def open_note(data: bytes, origin: str) -> tuple[Note, Checkpoint]:
     return note, checkpoint
 
 
-def cosign(text: bytes, key: SigningKey, timestamp: int) -> bytes:
+def cosign(text: bytes, key: Signer, timestamp: int) -> bytes:
     """The signature line of a witness (key type 4) under a checkpoint's `text`; seconds since 1970.
 
     Raises FormatError: BAD_KEY_TYPE, BAD_TIME, or what `parse_checkpoint_text` finds wrong.

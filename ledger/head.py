@@ -9,31 +9,70 @@ Rules kept here:
 - A smaller size is no proof of a rollback, the export may just be older; it is refused all the same, since
   what came after cannot be seen in it.
 - Another root at the same size, or another beginning, is a fork. Both signed notes are the evidence.
+- A cosignature says that its witness saw nothing else up to its time. Where an age is asked for, only those
+  count towards the quorum that are younger; the time it is judged against is handed in.
 
 Remembering is the caller's: per origin the signed note, replaced only after a full pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
 from ledger.checkpoint import Checkpoint, parse_checkpoint_text, verify_cosignatures
 from ledger.errors import FormatError, VerificationError
 from ledger.note import Note, VerifierKey, parse_note
 from ledger.trust import TrustDocument
 
-__all__ = ["check_continues", "check_signatures", "parse_remembered"]
+__all__ = ["Freshness", "check_continues", "check_signatures", "parse_remembered"]
 
 
-def check_signatures(note: Note, ledger_key: VerifierKey, trust: TrustDocument) -> tuple[str, ...]:
+_AHEAD: Final = 300  # seconds by which a witness's clock may be ahead of the auditor's
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """How old a cosignature may be: `max_age` seconds at `now`, seconds since 1970."""
+
+    now: int
+    max_age: int
+
+    def holds(self, time: int) -> bool:
+        """Whether a cosignature of this time counts."""
+        return self.now - self.max_age <= time <= self.now + _AHEAD
+
+
+def check_signatures(
+    note: Note, ledger_key: VerifierKey, trust: TrustDocument, fresh: Freshness | None = None
+) -> tuple[str, ...]:
     """V6: the ledger key's signature and the quorum; the witnesses that cosigned, by name.
 
-    Raises VerificationError V6: NO_KNOWN_SIGNATURE, BAD_SIGNATURE, SIGNED_TWICE, BAD_COSIGNATURE, NO_QUORUM.
+    Raises VerificationError V6: NO_KNOWN_SIGNATURE, BAD_SIGNATURE, SIGNED_TWICE, BAD_COSIGNATURE, NO_QUORUM;
+    STALE_COSIGNATURE where `fresh` is asked for and a quorum is there, but not of cosignatures that are.
     """
     note.verify([ledger_key], step="V6")
     cosigners = verify_cosignatures(note, trust.policy.witnesses.values())
     names = tuple(key.name for key in cosigners)
     if not trust.policy.satisfied_by(frozenset(cosigners)):
         raise VerificationError("V6", "NO_QUORUM", f"expected the quorum {trust.policy.quorum}, got {names}")
+    if fresh is not None:
+        _check_fresh(cosigners, trust, fresh)
     return names
+
+
+def _check_fresh(cosigners: Mapping[VerifierKey, int], trust: TrustDocument, fresh: Freshness) -> None:
+    """A quorum of fresh cosignatures; where the document demands no quorum, one of them at least."""
+    young = frozenset(key for key, time in cosigners.items() if fresh.holds(time))
+    if not young or not trust.policy.satisfied_by(young):
+        ages = ", ".join(f"{key.name} {fresh.now - time} s" for key, time in cosigners.items()) or "none"
+        raise VerificationError(
+            "V6",
+            "STALE_COSIGNATURE",
+            f"expected cosignatures at most {fresh.max_age} s old by the quorum {trust.policy.quorum}, got "
+            f"{ages}: ask for a newer export; if there is none, the ledger may withhold what came after",
+        )
 
 
 def parse_remembered(note: bytes, origin: str) -> Checkpoint:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Final
+from typing import Final, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -32,6 +32,7 @@ __all__ = [
     "MAX_SIGNATURES",
     "Note",
     "Signature",
+    "Signer",
     "SigningKey",
     "VerifierKey",
     "check_name",
@@ -189,8 +190,22 @@ class VerifierKey:
         return _verify_loaded(self._loaded, signature, message)
 
 
+class Signer(Protocol):
+    """Who signs under a name: a key held here (`SigningKey`), or one that never leaves where it is kept."""
+
+    @property
+    def verifier_key(self) -> VerifierKey:
+        """The public half."""
+
+    def sign(self, message: bytes) -> bytes:
+        """The raw 64-byte Ed25519 signature over `message`."""
+
+
 class SigningKey:
-    """A named private key, made of its 32-byte seed (RFC 8032). Never shows the seed, nor can be pickled."""
+    """A named private key, made of its 32-byte seed (RFC 8032). Never shows the seed, nor can be pickled.
+
+    The `Signer` that a key file makes.
+    """
 
     __slots__ = ("_private", "verifier_key")
 
@@ -289,7 +304,7 @@ def signature_line(name: str, key_id: bytes, payload: bytes) -> bytes:
     return f"— {name} {encode_base64(key_id + payload)}\n".encode()
 
 
-def sign_note(text: bytes, *keys: SigningKey) -> bytes:
+def sign_note(text: bytes, *keys: Signer) -> bytes:
     """`text` as a note, signed by each of `keys` (1 to 64 different ones, type 1).
 
     Raises FormatError BAD_NOTE for a text that no note can hold or for no key, BAD_KEY_TYPE, SIGNED_TWICE,

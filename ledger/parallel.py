@@ -21,6 +21,7 @@ from typing import Final, NoReturn, TypeAlias
 from ledger.entry import ENTRY_HEADER
 from ledger.errors import VerificationError
 from ledger.export import BinaryReader
+from ledger.head import Freshness
 from ledger.trust import TrustDocument
 from ledger.v1 import event_pb2
 from ledger.verified import Clean, Keys, Verified
@@ -43,6 +44,7 @@ def verify_export_parallel(
     *,
     ahead: int,
     remembered: bytes | None = None,
+    fresh: Freshness | None = None,
     progress: Callable[[int], None] | None = None,
     range_bytes: int = _RANGE_BYTES,
 ) -> Verified:
@@ -51,7 +53,7 @@ def verify_export_parallel(
     `ahead`: ranges of about `range_bytes` in flight, say twice the workers. Raises what it raises, and what
     the executor raises when a worker dies.
     """
-    verifier = Verifier(trust, remembered=remembered)
+    verifier = Verifier(trust, remembered=remembered, fresh=fresh)
     checkpoint, chunks = open_export(stream)
     waiting: deque[_Waiting] = deque()
     first = 0

@@ -88,6 +88,10 @@ class TrustDocument:
         """The log's name: key name of its `log` line."""
         return self.log.name
 
+    def without_quorum(self) -> TrustDocument:
+        """As a connected client judges: a checkpoint that is a moment old has no cosignatures yet."""
+        return replace(self, policy=replace(self.policy, quorum="none"))
+
 
 def _bad_trust(message: str) -> FormatError:
     return FormatError("BAD_TRUST_DOCUMENT", message)
@@ -237,6 +241,7 @@ class Authority:
     roles: Mapping[str, int]  # name -> role, for ever
     taken: frozenset[bytes]  # public keys that may not be granted
     ledger_keys: tuple[VerifierKey, ...] = ()  # in order of their rule; the last is in force
+    rotated_at: tuple[int, ...] = ()  # indexes of the LedgerKeyRotated that brought the second and later ones
 
     @classmethod
     def initial(cls, trust: TrustDocument) -> Authority:
@@ -295,7 +300,7 @@ class Authority:
         if body == "key_revoked":
             return self._revoke(index, event.key_revoked)
         if body == "ledger_key_rotated":
-            return self._rotate(event.ledger_key_rotated)
+            return self._rotate(index, event.ledger_key_rotated)
         return self
 
     def _open(self, index: int, body: root_pb2.LedgerOpened) -> Authority:
@@ -319,12 +324,17 @@ class Authority:
                 "KEY_TAKEN", "expected a public key without a place in this log, got one that has one"
             )
 
-    def _rotate(self, body: root_pb2.LedgerKeyRotated) -> Authority:
+    def _rotate(self, index: int, body: root_pb2.LedgerKeyRotated) -> Authority:
         key = VerifierKey.parse(body.ledger_vkey)
         self._check_ledger_key(key)
         if key in self.ledger_keys:
             raise RefusedError("KEY_TAKEN", "expected a new ledger key, got one that was in force before")
-        return replace(self, ledger_keys=(*self.ledger_keys, key), taken=self.taken | {key.public_key})
+        return replace(
+            self,
+            ledger_keys=(*self.ledger_keys, key),
+            rotated_at=(*self.rotated_at, index),
+            taken=self.taken | {key.public_key},
+        )
 
     def _grant(self, index: int, body: root_pb2.KeyGranted) -> Authority:
         key = VerifierKey.parse(body.vkey)

@@ -44,7 +44,7 @@ from ledger.entry import (
 from ledger.errors import CannotTellError, FormatError, InputError, VerificationError
 from ledger.export import BinaryReader, read_export
 from ledger.fold import Fold, Reader, read_event
-from ledger.head import check_continues, check_signatures, parse_remembered
+from ledger.head import Freshness, check_continues, check_signatures, parse_remembered
 from ledger.merkle import HASH_BYTES, LEAF_PREFIX, Frontier, root
 from ledger.trust import KEY_EVENTS, WRITER, Authority, Grant, TrustDocument, parse_trust_document
 from ledger.v1 import event_pb2
@@ -98,7 +98,8 @@ def read_trust(data: bytes) -> TrustDocument:
 class Verifier:
     """Takes the run of entries in chunks, then the checkpoint. One that raised is spent.
 
-    `remembered` is a signed note that passed before; FormatError where it is none or of another log.
+    `remembered` is a signed note that passed before; FormatError where it is none or of another log. `fresh`:
+    how old cosignatures may be, where that is judged.
     """
 
     def __init__(
@@ -109,8 +110,10 @@ class Verifier:
         remembered: bytes | None = None,
         reader: Reader = read_event,
         keys: Keys | None = None,
+        fresh: Freshness | None = None,
     ) -> None:
         self._trust = trust
+        self._fresh = fresh
         self._fold = fold
         self._remembered = None if remembered is None else parse_remembered(remembered, trust.origin)
         self._read = reader
@@ -197,7 +200,7 @@ class Verifier:
         if claimed.root != found:
             raise VerificationError("V5", "BAD_ROOT", f"expected {claimed.root.hex()}, got {found.hex()}")
         ledger_key = self._keys.ledger_key
-        witnesses = check_signatures(note, ledger_key, self._trust)
+        witnesses = check_signatures(note, ledger_key, self._trust, self._fresh)
         if self._remembered is not None:
             check_continues(self._remembered, self._index, found, self._root_then)
         if self._newer_count:
@@ -387,6 +390,7 @@ def verify_export(
     *,
     remembered: bytes | None = None,
     fold: Fold | None = None,
+    fresh: Freshness | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Verified:
     """V2 to V7 of an export file, in one pass; `progress` is told the number of bytes of each chunk read.
@@ -394,7 +398,7 @@ def verify_export(
     Raises VerificationError; CannotTellError NEWER_EVENT_TYPE; FormatError where `remembered` is not of this
     log; and what `fold` raises.
     """
-    verifier = Verifier(trust, fold=fold, remembered=remembered)
+    verifier = Verifier(trust, fold=fold, remembered=remembered, fresh=fresh)
     checkpoint, chunks = open_export(stream)
     for chunk in chunks:
         verifier.feed(chunk)

@@ -344,16 +344,26 @@ class GetCheckpointRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOWN_SIZE_FIELD_NUMBER: _builtins.int
+    COSIGNED_FIELD_NUMBER: _builtins.int
+    WITH_ROTATION_FIELD_NUMBER: _builtins.int
     known_size: _builtins.int
     """As in AppendRequest."""
+    cosigned: _builtins.bool
+    """The latest checkpoint with the cosignatures that satisfy the trust document's quorum, in place of the newest;
+    NOT_FOUND while there is none. It may be smaller than known_size: no consistency proof comes with it.
+    """
+    with_rotation: _builtins.bool
+    """Ask for `rotation`."""
     def __init__(
         self,
         *,
         known_size: _builtins.int = ...,
+        cosigned: _builtins.bool = ...,
+        with_rotation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_size", b"known_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cosigned", b"cosigned", "known_size", b"known_size", "with_rotation", b"with_rotation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,7 +375,12 @@ class GetCheckpointResponse(_message.Message):
 
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     CONSISTENCY_FIELD_NUMBER: _builtins.int
+    ROTATION_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.bytes
+    rotation: _builtins.bytes
+    """A partial bundle (assay/bundle/v1) under `checkpoint` that cites every LedgerKeyRotated before its size: who
+    trusts root learns from it which key signed `checkpoint`. Absent where the ledger key was never rotated.
+    """
     @_builtins.property
     def consistency(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -373,12 +388,15 @@ class GetCheckpointResponse(_message.Message):
         *,
         checkpoint: _builtins.bytes = ...,
         consistency: _abc.Iterable[_builtins.bytes] | None = ...,
+        rotation: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rotation", b"_rotation", "rotation", b"rotation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "consistency", b"consistency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rotation", b"_rotation", "checkpoint", b"checkpoint", "consistency", b"consistency", "rotation", b"rotation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rotation: _TypeAlias = _typing.Literal["rotation"]  # noqa: Y015
+    _WhichOneofArgType__rotation: _TypeAlias = _typing.Literal["_rotation", b"_rotation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rotation) -> _WhichOneofReturnType__rotation | None: ...
 
 Global___GetCheckpointResponse: _TypeAlias = GetCheckpointResponse  # noqa: Y015
 

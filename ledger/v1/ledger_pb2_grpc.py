@@ -118,7 +118,7 @@ class LedgerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCheckpoint(self, request, context):
-        """The latest released checkpoint.
+        """The latest released checkpoint, or the latest that a quorum of witnesses cosigned.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,7 @@ class LedgerServiceStub:
     FollowUpdate: _grpc.UnaryStreamMultiCallable[_ledger_pb2.FollowUpdateRequest, _ledger_pb2.FollowUpdateResponse]
     """The train and val events of one update, for its own trainer and runners; proves presence only."""
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCheckpointRequest, _ledger_pb2.GetCheckpointResponse]
-    """The latest released checkpoint."""
+    """The latest released checkpoint, or the latest that a quorum of witnesses cosigned."""
     ProveInclusion: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ProveInclusionRequest, _ledger_pb2.ProveInclusionResponse]
     """RFC 6962 inclusion proof."""
     ProveConsistency: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ProveConsistencyRequest, _ledger_pb2.ProveConsistencyResponse]
@@ -70,7 +70,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     FollowUpdate: _aio.UnaryStreamMultiCallable[_ledger_pb2.FollowUpdateRequest, _ledger_pb2.FollowUpdateResponse]  # type: ignore[assignment]
     """The train and val events of one update, for its own trainer and runners; proves presence only."""
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCheckpointRequest, _ledger_pb2.GetCheckpointResponse]  # type: ignore[assignment]
-    """The latest released checkpoint."""
+    """The latest released checkpoint, or the latest that a quorum of witnesses cosigned."""
     ProveInclusion: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ProveInclusionRequest, _ledger_pb2.ProveInclusionResponse]  # type: ignore[assignment]
     """RFC 6962 inclusion proof."""
     ProveConsistency: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ProveConsistencyRequest, _ledger_pb2.ProveConsistencyResponse]  # type: ignore[assignment]
@@ -127,7 +127,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.GetCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetCheckpointResponse, _abc.Awaitable[_ledger_pb2.GetCheckpointResponse]]:
-        """The latest released checkpoint."""
+        """The latest released checkpoint, or the latest that a quorum of witnesses cosigned."""
 
     @_abc_1.abstractmethod
     def ProveInclusion(
