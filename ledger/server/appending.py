@@ -5,8 +5,9 @@ Rules kept here:
 - Room is taken before anything is parsed. A unary call without room is refused; a stream waits.
 - Room is given back when the sequencer is done with the batch: an author who cancels keeps it until then, and
   one who never reads his answers keeps none.
-- A principal that root never granted anything costs no parsing, and any other prepares one batch at a time:
-  whatever it sends, the loop is everybody's.
+- A principal that root never granted anything costs no parsing, and any other prepares one batch at a time,
+  in turn with the others: whatever it sends, the loop is everybody's.
+- A refused batch is charged to its sender, wherever it was refused.
 - Answers come in the order of the requests. Later requests are read and prepared while earlier ones commit.
 - An answer proves consistency with the size that its request knows; in a stream a request that names none is
   proven from the checkpoint of the answer before.
@@ -24,11 +25,13 @@ from weakref import WeakValueDictionary
 import grpc.aio
 
 from ledger.batch import BatchNote, parse_batch_note
-from ledger.errors import AssayError, RefusedError
+from ledger.errors import AssayError, InputError, OverloadedError, RefusedError
 from ledger.server.access import Access, check_author
+from ledger.server.metrics import Metrics
 from ledger.server.room import Room
 from ledger.server.sequencer import Position, Sequencer
-from ledger.server.state import prepare
+from ledger.server.state import EVENT_WORK, known_grant, prepare
+from ledger.server.turns import Turns
 from ledger.server.waiters import Waiters
 from ledger.touches import Condition
 from ledger.v1 import ledger_pb2
@@ -55,19 +58,28 @@ _Outcome: TypeAlias = AssayError | _Submitted
 class Appender:
     """The appending half of the service."""
 
-    def __init__(self, sequencer: Sequencer, access: Access, room: Room, origin: str) -> None:
+    def __init__(
+        self, sequencer: Sequencer, access: Access, room: Room, metrics: Metrics, origin: str
+    ) -> None:
         self._sequencer = sequencer
         self._access = access
         self._room = room
+        self._metrics = metrics
         self._origin = origin
+        self._turns = Turns()
         # Of those who prepare now; a lock that nobody holds or waits for goes away.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._preparing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def append(self, request: ledger_pb2.AppendRequest, context: _Context) -> ledger_pb2.AppendResponse:
         """One batch. Raises AssayError."""
         peer = self._access.peer(context)
         size = request.ByteSize()
-        self._room.take(peer, size)
+        try:
+            self._room.take(peer, size)
+        except OverloadedError as error:
+            self._room.charge(peer, size)  # it was received in vain
+            self._metrics.not_placed(error)
+            raise
         answer = await self._queue(request, peer, size)
         return self._acknowledge(await asyncio.shield(answer), request.known_size)
 
@@ -130,14 +142,26 @@ class Appender:
     ) -> asyncio.Future[Position]:
         """Queues a batch that has room of `size` bytes; who cancels its future gives that back too early."""
 
+        def refused(error: BaseException | None) -> None:
+            if isinstance(error, InputError):
+                self._room.charge(peer, size + EVENT_WORK * len(request.events))
+
         def done(answer: asyncio.Future[Position]) -> None:
-            answer.exception()  # seen, although its author may have gone away
+            error = answer.exception()  # seen, although its author may have gone away
+            refused(error)
             self._room.give(peer, size)
+            if error is None:
+                self._metrics.acknowledged()
+            else:
+                self._metrics.not_placed(error)
 
         try:
             answer = await self._submit(request, peer)
-        except BaseException:
+        except BaseException as error:
+            refused(error)
             self._room.give(peer, size)
+            if isinstance(error, Exception):  # a call that was broken off is answered by nobody
+                self._metrics.not_placed(error)
             raise
         answer.add_done_callback(done)
         return answer
@@ -150,15 +174,14 @@ class Appender:
             )
         note: BatchNote = parse_batch_note(request.note)
         check_author(peer, note.name)
-        if (note.name, note.key_id) not in self._sequencer.state.authority.grants:
-            raise RefusedError("KEY_UNKNOWN", f"expected a granted key, got {note.name}+{note.key_id.hex()}")
+        grant = known_grant(self._sequencer.state.authority, note)
         condition = None
         if request.HasField("condition"):
             asked = request.condition
             not_after = asked.not_after if asked.HasField("not_after") else None
             condition = Condition(tuple(asked.keys), asked.since_size, not_after)
-        async with self._turns.setdefault(peer, asyncio.Lock()):
-            batch = await prepare(note, list(request.events), self._origin)
+        async with self._preparing.setdefault(peer, asyncio.Lock()):
+            batch = await prepare(note, list(request.events), self._origin, grant, self._turns.of(peer))
         return self._sequencer.submit(batch, condition)
 
     def _acknowledge(self, position: Position, known_size: int) -> ledger_pb2.AppendResponse:

@@ -15,7 +15,8 @@ from ledger.errors import FormatError, OverloadedError
 from ledger.server.appending import Appender
 from ledger.server.room import Room, Streams
 from ledger.server.sequencer import Position
-from ledger.server.state import prepare
+from ledger.server.state import known_grant, prepare
+from ledger.server.turns import Turns
 from ledger.v1 import event_pb2, ledger_pb2, receipt_pb2, receipt_pb2_grpc, runner_pb2
 from ledger.wire import error_of
 from tests.events import otlp_span
@@ -38,7 +39,8 @@ async def _sent(batches: list[SignedBatch]) -> AsyncIterator[ledger_pb2.AppendSt
 def _appender(lab: Lab) -> tuple[Appender, Room]:
     assert lab.host is not None
     services = lab.host.services
-    return Appender(services.sequencer, services.access, lab.host.room, lab.home.origin), lab.host.room
+    room, metrics = lab.host.room, lab.host.metrics
+    return Appender(services.sequencer, services.access, room, metrics, lab.home.origin), room
 
 
 async def test_an_author_who_never_reads_his_answers_keeps_no_room() -> None:
@@ -79,16 +81,34 @@ async def test_an_author_who_cancels_keeps_his_room_until_the_batch_is_done() ->
 
 
 def test_one_principal_may_not_take_all_requests() -> None:
-    """Half of them, however small; the other half is for others."""
-    room = Room(4, 1000)
-    room.take("a", 1)
-    room.take("a", 1)
+    """As many as it leaves, however small; the other half is for others."""
+    room = Room(6, 1000)
+    for _ in range(3):
+        room.take("a", 1)
     with pytest.raises(OverloadedError) as caught:
         room.take("a", 1)
     assert "QUOTA_EXCEEDED" == caught.value.reason
     room.take("b", 1)
     room.give("a", 1)
-    room.take("a", 1)
+    with pytest.raises(OverloadedError):
+        room.take("a", 1)
+    room.take("b", 1)
+
+
+def test_beside_many_greedy_principals_there_is_room_for_a_small_request() -> None:
+    """Forty principals take all they get of 64 MiB, in batches of 3 MiB; another's kilobyte finds room."""
+    room, size = Room(1024, 64 * 2**20), 3 * 2**20
+    taken = 0
+    for number in range(40):
+        for _ in range(40):
+            try:
+                room.take(f"greedy-{number}", size)
+            except OverloadedError as error:
+                assert error.reason in ("QUEUE_FULL", "QUOTA_EXCEEDED")
+                break
+            taken += 1
+    assert 64 * 2**20 // size - 2 <= taken < 40
+    room.take("modest", 1024)
 
 
 def test_one_principal_has_so_many_streams_and_no_more() -> None:
@@ -121,8 +141,11 @@ async def test_others_have_their_turn_while_a_large_batch_is_parsed() -> None:
     """A batch of the largest size is not one step of the loop."""
     async with Lab() as lab:
         event = body(lab, "span_recorded", otlp_span=otlp_span(50_000))
+        assert lab.host is not None
         signed = batch(lab.identity("runner-1"), [event] * 60)
-        preparing = asyncio.create_task(prepare(signed.note, signed.events, lab.home.origin))
+        grant = known_grant(lab.host.services.sequencer.state.authority, signed.note)
+        turn = Turns().of("runner-1")
+        preparing = asyncio.create_task(prepare(signed.note, signed.events, lab.home.origin, grant, turn))
         turns = 0
         while not preparing.done():
             await asyncio.sleep(0)
