@@ -13,10 +13,10 @@ PYTEST_FLAGS ?= -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check format-check lint types imports proto-lint generated-fresh \
-	generate format bench breaking torture clean
+	generate released format bench bench-5m breaking torture hostile fuzz clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-16s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-16s %s\n", $$1, $$2 }'
 
 # --- the environment: a stamp per set of packages, redone when what it was made from changes ----------
 
@@ -40,13 +40,22 @@ demo: $(VENV)/runtime.stamp ## the whole path once, from an empty folder to a re
 bench: $(VENV)/dev.stamp ## measure speed beside this machine's own ceilings
 	python -m tests.bench
 
+bench-5m: $(VENV)/dev.stamp ## verify a log of 5,000,000 entries: time and memory; 2.3 GB in the temporary folder
+	python -m tests.bench memory --entries 5000000
+
 torture: $(VENV)/dev.stamp ## kill a ledger under load 200 times, and one on PostgreSQL 50 times
 	python -m tests.crash.torture --kills 200
 	python -m tests.crash.torture --kills 50 --store postgres
 
+hostile: $(VENV)/dev.stamp ## 10,000 bad connections and 30 senders of rubbish, and what others see of them
+	python -m tests.hardening.hostile
+
+fuzz: $(VENV)/dev.stamp ## every parser for a minute; by coverage where the package atheris is installed
+	python -m tests.fuzz all
+
 # --- checks -------------------------------------------------------------------------------------------
 
-check: format-check lint types imports proto-lint generated-fresh test ## all that must hold before a commit
+check: format-check lint types imports proto-lint breaking generated-fresh test ## all that must hold before a commit
 
 test: $(VENV)/dev.stamp ## the tests; PYTEST_FLAGS='-k law_07' for some of them
 	python -m pytest $(PYTEST_FLAGS)
@@ -69,13 +78,16 @@ proto-lint: $(VENV)/dev.stamp
 generated-fresh: $(VENV)/dev.stamp
 	tools/generate --check
 
-breaking: $(VENV)/dev.stamp ## compare proto/ with AGAINST, a released tag
-	buf breaking --against '.git#tag=$(AGAINST)'
+breaking: $(VENV)/dev.stamp ## refuse what would break who speaks the last release's proto/
+	buf breaking proto --against proto/released.binpb
 
 # --- writing ------------------------------------------------------------------------------------------
 
 generate: $(VENV)/dev.stamp ## write the code of proto/*.proto
 	tools/generate
+
+released: $(VENV)/dev.stamp breaking ## take proto/ as released: a step of making a release, and of nothing else
+	buf build proto --exclude-source-info --output proto/released.binpb
 
 format: $(VENV)/dev.stamp ## format and sort the code
 	ruff format .

@@ -16,7 +16,7 @@ from ledger.batch import BatchNote, batch_text, check_batch_shape, event_root, p
 from ledger.checkpoint import Checkpoint
 from ledger.entry import Opening, place_batch
 from ledger.errors import FormatError, VerificationError
-from ledger.note import SigningKey
+from ledger.note import Signer
 from ledger.touches import Condition
 from ledger.v1 import ledger_pb2
 
@@ -59,7 +59,7 @@ class SignedBatch:
 
 
 def sign(
-    key: SigningKey,
+    key: Signer,
     origin: str,
     stream: bytes,
     sequence: int,

@@ -72,17 +72,22 @@ class Credential:
 class CertificateAuthority:
     """Issues certificates for one trust domain. Holds its key for as long as it lives."""
 
-    def __init__(self, domain: str, *, random: Callable[[int], bytes], now: int) -> None:
-        """`now` in microseconds since 1970; `random(n)` gives n bytes.
+    def __init__(
+        self, domain: str, *, random: Callable[[int], bytes], now: int, credential: Credential | None = None
+    ) -> None:
+        """`now` in microseconds since 1970; `random(n)` gives n bytes. `credential`: its own, made before.
 
-        Raises FormatError BAD_TRUST_DOMAIN.
+        Raises FormatError BAD_TRUST_DOMAIN, BAD_CREDENTIAL.
         """
         check_trust_domain(domain)
         self._domain = domain
         self._random = random
         self._now = datetime.fromtimestamp(now // 1_000_000, UTC)
-        self._key = self._new_key()
         self._subject = _subject("assay certificate authority")
+        if credential is not None:
+            self._key, self._certificate = _loaded(credential)
+            return
+        self._key = self._new_key()
         builder = self._builder(self._subject, self._key, _AUTHORITY_LIFE)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
@@ -146,6 +151,19 @@ class CertificateAuthority:
 
 def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _loaded(credential: Credential) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    try:
+        key = serialization.load_pem_private_key(credential.key, None)
+        certificate = x509.load_pem_x509_certificate(credential.certificate)
+    except (TypeError, ValueError):
+        raise FormatError(
+            "BAD_CREDENTIAL", "expected a certificate and its key, PEM, got other bytes"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise FormatError("BAD_CREDENTIAL", "expected the P-256 key of the certificate, got another")
+    return key, certificate
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clients.ledger import LedgerClient
+from ledger.checkpoint import parse_checkpoint_text
 from ledger.entry import encode_run
-from ledger.errors import VerificationError
 from ledger.export import encode_export_header
+from ledger.note import parse_note
 
 __all__ = ["export_log"]
 
@@ -18,12 +19,11 @@ async def export_log(
 ) -> int:
     """Writes an export of the log as it is now, each entry proven on its way; returns its size.
 
+    Where the trust document demands a quorum of witnesses: as it was when they last cosigned it.
     The file appears whole or not at all. `progress` is told entries so far and in all. Raises AssayError.
     """
-    note = await client.checkpoint_note()
-    checkpoint = client.checkpoint
-    if checkpoint is None:
-        raise VerificationError("V5", "EMPTY_LOG", "expected a checkpoint, got none")
+    note = await client.cosigned_note()
+    checkpoint = parse_checkpoint_text(parse_note(note).text)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:

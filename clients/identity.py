@@ -15,7 +15,7 @@ import grpc
 from clients.home import load_home
 from clients.keyfile import read_key
 from ledger.errors import FormatError, NotFoundError
-from ledger.note import SigningKey
+from ledger.note import Signer
 from ledger.trust import TrustDocument, parse_trust_document
 
 __all__ = ["Identity", "load_identity"]
@@ -25,7 +25,7 @@ __all__ = ["Identity", "load_identity"]
 class Identity:
     """A principal, ready to connect. `certificate`, `private_key` and `server_ca` are PEM."""
 
-    key: SigningKey
+    key: Signer
     certificate: bytes
     private_key: bytes = field(repr=False)
     server_ca: bytes
@@ -53,7 +53,7 @@ def load_identity(home: Path, name: str, *, target: str | None = None) -> Identi
     if name not in document.principals or not folder.is_dir():
         known = ", ".join(sorted(document.principals))
         raise NotFoundError("PRINCIPAL_ABSENT", f"expected one of {known}, got {name!r}")
-    key = read_key(folder / "note.key")
+    key = read_key(folder / "note.key", name)
     if key.verifier_key.name != name:
         raise FormatError("BAD_KEY_FILE", f"expected the key of {name}, got that of {key.verifier_key.name}")
     return Identity(

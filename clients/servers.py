@@ -74,7 +74,10 @@ def check_serves(address: str) -> None:
 
 
 def ledger_config(home: Home) -> dict[str, Any]:
-    """The server's configuration (ledger.server.config), paths relative to the home folder."""
+    """The server's configuration (ledger.server.config), paths relative to the home folder.
+
+    Of a ledger whose key was never rotated; `ledger_command` names the keys that lie there.
+    """
     return {
         "listen": home.ledger,
         "data": "ledger/data",
@@ -88,10 +91,12 @@ def ledger_config(home: Home) -> dict[str, Any]:
     }
 
 
-def ledger_command(path: Path, home: Home) -> list[str]:
-    """Writes `ledger.json` into the home folder and gives the command that serves it."""
+def ledger_command(path: Path, home: Home, **settings: Any) -> list[str]:
+    """Writes `ledger.json`, `settings` in it, into the home folder and gives the command that serves it."""
     config = path / "ledger.json"
-    config.write_text(json.dumps(ledger_config(home), indent=2) + "\n", encoding="utf-8")
+    keys = sorted(str(file.relative_to(path)) for file in (path / "ledger").glob("note*.key"))
+    document = ledger_config(home) | {"note_keys": keys} | settings
+    config.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return [sys.executable, "-m", "ledger.server", "--config", str(config)]
 
 

@@ -20,19 +20,24 @@ from pathlib import Path
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]  # ships no types
+from grpc_reflection.v1alpha.reflection import (  # type: ignore[import-untyped]  # ships no types
+    SERVICE_NAME as REFLECTION,
+)
+from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from clients.home import load_home
 from clients.identity import Identity, load_identity
 from clients.ledger import LedgerClient
 from gate.log import GateLog
 from gate.service import GateService
-from gate.v1 import gate_pb2_grpc
+from gate.v1 import gate_pb2, gate_pb2_grpc
 from ledger.errors import AssayError, FatalError, VerificationError
+from ledger.logs import formatter
 from ledger.wire import CatchAll
 
 _log = logging.getLogger("gate")
 _GRACE = 5.0  # seconds
-_SERVICE = "gate.v1.GateService"
+_SERVICE = gate_pb2.DESCRIPTOR.services_by_name["GateService"].full_name
 _GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second gate on the port must fail, not share
     # A connection that never ends its handshake holds a descriptor; the default is two minutes of that.
@@ -91,6 +96,7 @@ async def _serve(home: Path, identity: Identity, trust_domain: str, listen: str)
         gate_pb2_grpc.add_GateServiceServicer_to_server(service, server)
         servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        enable_server_reflection((_SERVICE, health.SERVICE_NAME, REFLECTION), server)
         try:
             port = server.add_secure_port(listen, _credentials(home))
         except RuntimeError as error:
@@ -105,9 +111,11 @@ async def _serve(home: Path, identity: Identity, trust_domain: str, listen: str)
         }
         sys.stdout.write(json.dumps(ready) + "\n")
         sys.stdout.flush()
+        _log.info("serving %(origin)s on %(address)s at size %(size)d", ready, extra=ready)
         stop = asyncio.create_task(asked.wait())
         await asyncio.wait({following, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
+        _log.info("stopping at size %d", log.size, extra={"size": log.size})
         await servicer.enter_graceful_shutdown()
         await server.stop(_GRACE)
         if following.done():
@@ -124,8 +132,12 @@ def main() -> int:
     parser.add_argument("--as", dest="principal", default="gate-1", help="the gate's principal")
     parser.add_argument("--listen", help="host:port; absent: as the home says")
     parser.add_argument("--ledger", help="host:port of the ledger; absent: as the home says")
+    parser.add_argument("--logs", choices=("text", "json"), default="text", help="how stderr reads")
     arguments = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(arguments.logs))
+    logging.basicConfig(handlers=[handler])
+    _log.setLevel(logging.INFO)
     try:
         document = load_home(arguments.home)
         identity = load_identity(arguments.home, arguments.principal, target=arguments.ledger)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from gate.freeze import derive_freeze
@@ -20,6 +21,7 @@ from gate.judge import RulesJudge
 from ledger.claims import UNREPLAYABLE, Void
 from ledger.errors import AssayError, CannotTellError, VerificationError
 from ledger.export import BinaryReader
+from ledger.head import Freshness
 from ledger.merkle import Frontier
 from ledger.receipt import Receipts
 from ledger.trust import Grant, TrustDocument
@@ -208,6 +210,7 @@ def replay_export(
     trust: TrustDocument,
     *,
     remembered: bytes | None = None,
+    fresh: Freshness | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Verified, Replay]:
     """Verifies an export and replays every power that was used in it; ask the `Replay` for its `result`.
@@ -217,9 +220,10 @@ def replay_export(
     Raises VerificationError, CannotTellError, FormatError.
     """
     sizes = _VerdictSizes()
-    first = verify_export(open_export(), trust, remembered=remembered, fold=sizes, progress=progress)
+    verify = partial(verify_export, trust=trust, remembered=remembered, fresh=fresh, progress=progress)
+    first = verify(open_export(), fold=sizes)
     rooted = _Rooted(sizes.sizes)
-    second = verify_export(open_export(), trust, remembered=remembered, fold=rooted, progress=progress)
+    second = verify(open_export(), fold=rooted)
     if first.root != second.root:
         raise _changed()
     return second, rooted.replay

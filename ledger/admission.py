@@ -161,9 +161,9 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 # --- rules compiled from the descriptors, once -------------------------------------------------------------
 
 
-def _fail(path: str, expected: str, got: Any) -> NoReturn:
+def _fail(path: str, expected: str, got: Any, reason: str = "BAD_FIELD") -> NoReturn:
     shown = f"{len(got)} bytes" if isinstance(got, bytes) else repr(got)
-    raise FormatError("BAD_FIELD", f"{path}: expected {expected}, got {shown[:200]}")
+    raise FormatError(reason, f"{path}: expected {expected}, got {shown[:200]}")
 
 
 def _scalar(field: FieldDescriptor) -> tuple[_Check, str, str] | None:
@@ -195,9 +195,7 @@ def _field_rule(field: FieldDescriptor) -> _Rule | None:
         if inner is not None:
             inner(value, path)
         elif scalar is not None and not scalar[0](value):
-            if scalar[2] == "NONFINITE_VALUE":
-                raise FormatError("NONFINITE_VALUE", f"{path}: expected {scalar[1]}, got {value}")
-            _fail(path, scalar[1], value)
+            _fail(path, scalar[1], value, scalar[2])
 
     if field.is_repeated:
 
@@ -283,16 +281,16 @@ _EXTRA: Final[dict[str, _Rule]] = {
 def _message_rule(descriptor: Descriptor) -> _Rule:
     # Scalars that are always there are most of an event: one loop judges them, without a call for each.
     always = [f for f in descriptor.fields if not f.is_repeated and not f.has_presence]
-    plain = tuple((field.name, rule[0], rule[1]) for field in always if (rule := _scalar(field)) is not None)
+    plain = tuple((field.name, *rule) for field in always if (rule := _scalar(field)) is not None)
     candidates = [_field_rule(field) for field in descriptor.fields if field not in always]
     candidates += [_oneof_rule(oneof) for oneof in descriptor.oneofs]
     candidates.append(_EXTRA.get(descriptor.full_name))
     rules = tuple(rule for rule in candidates if rule is not None)
 
     def check(message: Message, path: str) -> None:
-        for name, holds, expected in plain:
+        for name, holds, expected, reason in plain:
             if not holds(value := getattr(message, name)):
-                _fail(f"{path}.{name}", expected, value)
+                _fail(f"{path}.{name}", expected, value, reason)
         for rule in rules:
             rule(message, path)
 

@@ -18,7 +18,7 @@ from typing import Final
 from ledger.errors import FormatError
 from ledger.merkle import HASH_BYTES, leaf_hash, root
 from ledger.note import (
-    SigningKey,
+    Signer,
     check_name,
     decode_base64,
     encode_base64,
@@ -150,7 +150,7 @@ def event_root(events: Sequence[bytes]) -> bytes:
     return root([leaf_hash(event) for event in events])
 
 
-def sign_batch(key: SigningKey, origin: str, stream: bytes, sequence: int, events: Sequence[bytes]) -> bytes:
+def sign_batch(key: Signer, origin: str, stream: bytes, sequence: int, events: Sequence[bytes]) -> bytes:
     """The signed batch note for `events`, in their order.
 
     Raises FormatError: what `check_batch_shape` and `parse_batch_note` raise for the same values.

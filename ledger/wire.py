@@ -5,6 +5,8 @@ Rules kept here:
 - One table says which code an error has; the way back reads code, domain and reason, never message text.
 - Details stay below 8 KiB, the limit of a metadata block; a message that is too long is cut, never dropped.
 - Bytes that are no request are the caller's fault: MALFORMED_REQUEST, judged before a handler sees them.
+- A call has to pass `enter` before its request is received, and sends a single request in half a minute: what
+  is refused there costs the server a few hundred bytes, however much its caller meant to send.
 - What is not an `AssayError` leaves no text: the caller gets INTERNAL, the operator gets the log line.
 - A transport failure is nobody's judgment: it comes back as "send the same again". gRPC reports some of them
   as INTERNAL or UNKNOWN, so a server's own fault says so in our domain.
@@ -12,15 +14,17 @@ Rules kept here:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, NoReturn
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf import duration_pb2
-from google.protobuf.message import DecodeError
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships no types
 
 from ledger.errors import (
@@ -34,7 +38,7 @@ from ledger.errors import (
     VerificationError,
 )
 
-__all__ = ["DOMAIN", "MAX_MESSAGE_BYTES", "CatchAll", "abort", "error_of", "peer_name", "status_of"]
+__all__ = ["DOMAIN", "MAX_MESSAGE_BYTES", "CatchAll", "Enter", "abort", "error_of", "peer_name", "status_of"]
 
 DOMAIN: Final = "assay-ledger"
 #: What both sides take in one message: a batch of 3 MiB with its note and framing fits.
@@ -43,6 +47,8 @@ MAX_MESSAGE_BYTES: Final = 4_718_592
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _MAX_MESSAGE: Final = 3072  # bytes; the message stands twice where a field is named
 _TRANSPORT_RETRY: Final = 0.2  # seconds, where the peer could not say
+_RECEIVING: Final = 30.0  # seconds
+_SLOW_RETRY: Final = 1.0  # seconds
 
 _Code = grpc.StatusCode
 
@@ -77,6 +83,7 @@ _CLASS_OF_CODE: Final[dict[grpc.StatusCode, type[AssayError]]] = {
     **dict.fromkeys(_CODE_OF_REFUSAL.values(), RefusedError),
 }
 
+_INDEX: Final = re.compile("[0-9]{1,20}").fullmatch
 _FIELD: Final = re.compile(r"([a-z][a-z0-9_]*(?:\[\d+\])?(?:\.[a-z0-9_]+(?:\[\d+\])?)*): expected ")
 
 
@@ -143,10 +150,18 @@ def _parse(data: str | bytes) -> status_pb2.Status:
     return status
 
 
+def _unpacks(detail: any_pb2.Any, message: Message) -> bool:
+    """Whether the detail is such a message, which then holds it; the peer may have sent anything."""
+    try:
+        return bool(detail.Unpack(message))
+    except DecodeError:
+        return False
+
+
 def _info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo | None:
     info = error_details_pb2.ErrorInfo()
     for detail in status.details:
-        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
+        if _unpacks(detail, info) and info.domain == DOMAIN:
             return info
     return None
 
@@ -165,7 +180,7 @@ def _from_status(status: status_pb2.Status) -> AssayError:
             info.metadata.get("step", ""),
             info.reason,
             status.message,
-            index=int(index) if index.isdecimal() else None,
+            index=int(index) if _INDEX(index) else None,
         )
     return kind(info.reason, status.message)
 
@@ -173,7 +188,7 @@ def _from_status(status: status_pb2.Status) -> AssayError:
 def _retry_after(status: status_pb2.Status) -> float:
     retry = error_details_pb2.RetryInfo()
     for detail in status.details:
-        if detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
+        if _unpacks(detail, retry):
             return float(retry.retry_delay.ToMicroseconds()) / 1_000_000
     return _TRANSPORT_RETRY
 
@@ -223,12 +238,10 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: AssayError) 
     raise AssertionError("expected abort to raise")  # pragma: no cover - for the type checker
 
 
-_HANDLERS: Final[dict[str, Callable[..., Any]]] = {
-    "unary_unary": grpc.unary_unary_rpc_method_handler,
-    "unary_stream": grpc.unary_stream_rpc_method_handler,
-    "stream_unary": grpc.stream_unary_rpc_method_handler,
-    "stream_stream": grpc.stream_stream_rpc_method_handler,
-}
+_HANDLERS: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+#: (method, context) -> held while the call lasts. Raises AssayError to refuse the call.
+Enter: TypeAlias = Callable[[str, grpc.aio.ServicerContext[Any, Any]], AbstractContextManager[None]]
 
 
 class _Malformed:
@@ -259,11 +272,27 @@ async def _each_well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield _well_formed(request)
 
 
+async def _one(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """The request of a call that has one. Raises OverloadedError TOO_SLOW, FormatError MALFORMED_REQUEST."""
+    try:
+        async with asyncio.timeout(_RECEIVING):
+            request = await context.read()
+    except TimeoutError as error:
+        raise OverloadedError(
+            "TOO_SLOW", f"expected a request within {_RECEIVING:.0f} s of its call, got a part", _SLOW_RETRY
+        ) from error
+    if request is grpc.aio.EOF:
+        raise FormatError("MALFORMED_REQUEST", "expected one request, got none")
+    return request
+
+
 class CatchAll(grpc.aio.ServerInterceptor):
     """Turns AssayError into its status, and anything else into INTERNAL without a word of its text."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, enter: Enter | None = None) -> None:
+        """`enter` is asked before a call's request is received; without one every call may enter."""
         self._logger = logger
+        self._enter = enter or (lambda _method, _context: nullcontext())
         self._wrapped: dict[str, Any] = {}  # method -> handler; as many as the server has methods
 
     async def intercept_service(
@@ -282,30 +311,39 @@ class CatchAll(grpc.aio.ServerInterceptor):
         return self._wrapped[method]
 
     def _wrap(self, method: str, handler: Any) -> Any:
-        wrap = self._streaming if handler.response_streaming else self._unary
-        for kind, make in _HANDLERS.items():
+        # As far as gRPC knows every request comes in a stream: it would receive any other before it calls us.
+        wrap, make = self._unary, grpc.stream_unary_rpc_method_handler
+        if handler.response_streaming:
+            wrap, make = self._streaming, grpc.stream_stream_rpc_method_handler
+        for kind in _HANDLERS:
             if (behavior := getattr(handler, kind)) is not None:
-                wrapped = wrap(method, behavior)
+                wrapped = wrap(method, behavior, handler.request_streaming)
                 parse = _tolerant(handler.request_deserializer)
                 return make(wrapped, parse, handler.response_serializer)
         raise FatalError("NO_HANDLER", f"expected a behavior of {method}, got none")
 
-    def _unary(self, method: str, behavior: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    def _unary(self, method: str, behavior: Callable[..., Any], streamed: bool) -> Callable[..., Any]:
+        async def call(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                return await behavior(_well_formed(request), context)
+                with self._enter(method, context):
+                    request = requests if streamed else await _one(context)
+                    return await behavior(_well_formed(request), context)
             except Exception as error:  # noqa: BLE001 - the one place that catches all; see the rules
                 await self._end(method, context, error)
 
         return call
 
-    def _streaming(
-        self, method: str, behavior: Callable[..., AsyncIterator[Any]]
-    ) -> Callable[..., AsyncIterator[Any]]:
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    def _streaming(self, method: str, behavior: Callable[..., Any], streamed: bool) -> Callable[..., Any]:
+        async def call(requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                async for response in behavior(_well_formed(request), context):
-                    yield response
+                with self._enter(method, context):
+                    request = requests if streamed else await _one(context)
+                    answer = behavior(_well_formed(request), context)
+                    if not isinstance(answer, AsyncIterator):  # The health service writes its answers itself.
+                        await answer
+                        return
+                    async for response in answer:
+                        yield response
             except Exception as error:  # noqa: BLE001 - the one place that catches all; see the rules
                 await self._end(method, context, error)
 

@@ -38,7 +38,8 @@ from ledger.fold import Fold
 from ledger.genesis import decode_genesis
 from ledger.server.durable import Folder
 from ledger.server.host import Host, Settings, build_server
-from ledger.server.store import SQLiteStore, Store
+from ledger.server.sqlite import SQLiteStore
+from ledger.server.store import Store
 from ledger.trust import TrustDocument, parse_trust_document
 from ledger.v1 import event_pb2
 from ledger.verify import Verified, verify_export
@@ -82,8 +83,10 @@ class Lab:
         folds: Callable[[], Sequence[Fold]] = tuple,
         settings: Mapping[str, Any] | None = None,
         wrap_store: Callable[[Store], Store] | None = None,
+        store_url: str | None = None,
     ) -> None:
-        """`folds` is called at every start, `settings` override the server's, `wrap_store` goes between."""
+        """`folds` is called at every start, `settings` override the server's, `wrap_store` goes between;
+        `store_url` names a PostgreSQL instead of SQLite."""
         self.root = Path(tempfile.mkdtemp(prefix="assay-lab-"))
         self.path = self.root / "home"
         self.clock = Clock()
@@ -92,6 +95,7 @@ class Lab:
         self._folds = folds
         self._settings = dict(settings or {})
         self._wrap_store = wrap_store
+        self._store_url = store_url
         self._clients: list[LedgerClient] = []
         self.environment: dict[str, str] = {}  # beside this process's own, of the server in subprocess mode
         self._process: asyncio.subprocess.Process | None = None
@@ -131,6 +135,13 @@ class Lab:
         """Whether the ledger serves."""
         return self.host is not None or self._process is not None
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process. Subprocess mode only."""
+        if self._process is None:
+            raise RuntimeError("expected a subprocess")
+        return self._process.pid
+
     async def start(self) -> None:
         """Starts the ledger on what the store holds."""
         if self._subprocess:
@@ -142,7 +153,14 @@ class Lab:
 
     def store(self) -> Store:
         """The store, opened; the ledger must not run."""
-        store: Store = SQLiteStore(Folder(self.path / "ledger" / "data"), self.home.origin)
+        folder, origin = Folder(self.path / "ledger" / "data"), self.home.origin
+        store: Store
+        if self._store_url is None:
+            store = SQLiteStore(folder, origin)
+        else:
+            from ledger.server.postgres import PostgresStore  # noqa: PLC0415 - an extra
+
+            store = PostgresStore(self._store_url, folder, origin)
         return store if self._wrap_store is None else self._wrap_store(store)
 
     def server_credentials(self, service: str) -> grpc.ServerCredentials:
@@ -173,6 +191,7 @@ class Lab:
                 store,
                 listen,
                 self.server_credentials("ledger"),
+                data=ledger / "data",
                 folds=self._folds(),
             )
         except BaseException:
@@ -181,7 +200,8 @@ class Lab:
 
     async def _start_process(self) -> None:
         config = self.path / "server.json"
-        config.write_text(json.dumps(ledger_config(self.home) | self._settings))
+        store = {} if self._store_url is None else {"store": self._store_url}
+        config.write_text(json.dumps(ledger_config(self.home) | store | self._settings))
         command = [sys.executable, "-m", "ledger.server", "--config", str(config)]
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, env=os.environ | self.environment

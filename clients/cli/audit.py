@@ -4,6 +4,7 @@ Rules:
 1. A remembered checkpoint advances only after a full pass (step V7), a replay's own steps included.
 2. On a fork both signed notes are kept.
 3. A file of another log than the trust document's is said to be that before any entry is judged.
+4. A file is an export or a folder of tiles; the same steps judge both.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from clients.cli.show import progress
 from clients.memory import Memory
+from clients.tiles import check_hash_tiles, log_bytes, open_log
 from ledger.bundle import BUNDLE_LINE, verify_bundle
 from ledger.checkpoint import parse_checkpoint_text
 from ledger.errors import FormatError, VerificationError
@@ -29,6 +31,7 @@ from ledger.verify import Verified, read_trust, verify_export
 
 if TYPE_CHECKING:
     from gate.replay import Replayed
+    from ledger.head import Freshness
     from ledger.receipt import Receipts
     from ledger.trust import TrustDocument
 
@@ -45,33 +48,43 @@ def default_memory() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What to judge by: the trust document, and the folder of remembered checkpoints or None."""
+    """What to judge by: the trust document, the folder of remembered checkpoints or None, and how old
+    cosignatures may be, None for any age."""
 
     trust: TrustDocument
     memory: Path | None
+    fresh: Freshness | None = None
 
     @classmethod
-    def of(cls, trust: Path, memory: Path | None) -> Audit:
+    def of(cls, trust: Path, memory: Path | None, fresh: Freshness | None = None) -> Audit:
         """Reads the trust document. Raises VerificationError V1, OSError."""
-        return cls(read_trust(trust.read_bytes()), memory)
+        return cls(read_trust(trust.read_bytes()), memory, fresh)
 
     def verify(self, file: Path) -> Verified:
-        """Steps V2 to V7 of an export file; a pass is remembered.
+        """Steps V2 to V7 of an export file or a folder of tiles; a pass is remembered.
 
         Raises VerificationError, CannotTellError, FormatError for a broken memory, OSError.
         """
 
         def run(remembered: bytes | None) -> Verified:
-            size, cores = file.stat().st_size, os.cpu_count() or 1
+            size, cores = log_bytes(file), os.cpu_count() or 1
             with ExitStack() as opened:
-                stream = opened.enter_context(file.open("rb"))
+                stream = opened.enter_context(open_log(file))
                 advance = opened.enter_context(progress("verify", size))
                 if size < _WORTH_ALL_CORES or cores == 1:
-                    return verify_export(stream, self.trust, remembered=remembered, progress=advance)
+                    return verify_export(
+                        stream, self.trust, remembered=remembered, fresh=self.fresh, progress=advance
+                    )
                 spawned = multiprocessing.get_context("spawn")
                 workers = opened.enter_context(ProcessPoolExecutor(cores, spawned))
                 return verify_export_parallel(
-                    stream, self.trust, workers, ahead=2 * cores, remembered=remembered, progress=advance
+                    stream,
+                    self.trust,
+                    workers,
+                    ahead=2 * cores,
+                    remembered=remembered,
+                    fresh=self.fresh,
+                    progress=advance,
                 )
 
         self._check_file(file)
@@ -85,12 +98,14 @@ class Audit:
 
         def run(remembered: bytes | None) -> Verified:
             # The file is read twice.
-            with ExitStack() as opened, progress("replay", 2 * file.stat().st_size) as advance:
+            with ExitStack() as opened, progress("replay", 2 * log_bytes(file)) as advance:
 
                 def reopen() -> BinaryIO:
-                    return opened.enter_context(file.open("rb"))
+                    return opened.enter_context(open_log(file))
 
-                verified, replay = replay_export(reopen, self.trust, remembered=remembered, progress=advance)
+                verified, replay = replay_export(
+                    reopen, self.trust, remembered=remembered, fresh=self.fresh, progress=advance
+                )
             replayed.append((replay.result(), replay.receipts))
             return verified
 
@@ -108,6 +123,8 @@ class Audit:
                 f"expected a file of {self.trust.origin}, which the trust document is for, got a file of "
                 f"{origin}",
             )
+        if file.is_dir():
+            check_hash_tiles(file)
 
     def _remembering(self, file: Path, run: Callable[[bytes | None], Verified]) -> Verified:
         """Runs a pass against what is remembered, and remembers what passed."""
@@ -126,14 +143,14 @@ class Audit:
 
 def _refuse_bundle(file: Path, trust: TrustDocument) -> None:
     """A partial bundle proves presence and no more: CannotTellError once that holds."""
-    with file.open("rb") as stream:
+    with open_log(file) as stream:
         if stream.read(len(BUNDLE_LINE)) == BUNDLE_LINE:
             verify_bundle(BUNDLE_LINE + stream.read(), trust)
 
 
 def _origin_of(file: Path) -> str | None:
     """Whose log an export says that it is; None where that cannot be read, which V2 or V5 then names."""
-    with file.open("rb") as stream:
+    with open_log(file) as stream:
         try:
             note, _ = read_export(stream)
             return parse_checkpoint_text(parse_note(note).text).origin
@@ -143,6 +160,6 @@ def _origin_of(file: Path) -> str | None:
 
 def _keep_both(file: Path, memory: Memory) -> None:
     """Keeps the fork's other signed note beside the remembered one; raises what says so."""
-    with file.open("rb") as stream:
+    with open_log(file) as stream:
         note, _ = read_export(stream)
     memory.check(memory.checkpoint, note, parse_checkpoint_text(parse_note(note).text), [])

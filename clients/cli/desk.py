@@ -9,18 +9,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import grpc
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]  # ships no types
-
 from clients.cli.app import Session
 from clients.gate import GateClient
+from clients.health import GATE_SERVICE, check_health
 from clients.home import load_home
 from clients.identity import Identity, load_identity
 from clients.ids import RANDOM_BYTES, uuid7
 from clients.ledger import LedgerClient
 from clients.receipts import ReceiptsClient
-from ledger.errors import NotFoundError, OverloadedError
+from ledger.errors import AssayError, NotFoundError, OverloadedError
 from ledger.v1 import event_pb2, receipt_pb2
 
 if TYPE_CHECKING:
@@ -118,12 +115,10 @@ async def _silence(desk: Desk, error: OverloadedError) -> OverloadedError:
 
 async def gate_answers(desk: Desk) -> bool:
     """Whether the gate says that it serves."""
-    async with grpc.aio.secure_channel(desk.gate_target, desk.identity.channel_credentials()) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        try:
-            answer = await stub.Check(
-                health_pb2.HealthCheckRequest(service="gate.v1.GateService"), timeout=_FIRST_DEADLINE
-            )
-        except grpc.aio.AioRpcError:
-            return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    try:
+        await check_health(
+            desk.gate_target, desk.identity.channel_credentials(), GATE_SERVICE, _FIRST_DEADLINE
+        )
+    except AssayError:
+        return False
+    return True

@@ -67,6 +67,9 @@ def trajectories(
         Path | None,
         typer.Option("--blobs", file_okay=False, help="Folder for spans too long for the log, by digest."),
     ] = None,
+    upload: Annotated[
+        bool, typer.Option("--upload-blobs", help="Send such spans to the ledger's store of content.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Import a tau-bench result file: rollouts, attempts, spans (runner) and rewards (judge).
@@ -90,11 +93,11 @@ def trajectories(
         update=update,
         resource_digest=None if resource is None else parse_digest(resource, "--resource-digest"),
     )
-    _import_trajectories(session_of(context), file.read_bytes(), frame, blobs, as_json)
+    _import_trajectories(session_of(context), file.read_bytes(), frame, blobs, upload, as_json)
 
 
 def _import_trajectories(
-    session: Session, data: bytes, frame: Frame, blobs: Path | None, as_json: bool
+    session: Session, data: bytes, frame: Frame, blobs: Path | None, upload: bool, as_json: bool
 ) -> None:
     from hashlib import sha256
 
@@ -109,6 +112,8 @@ def _import_trajectories(
     items = _kept(read_trajectories(data, frame, report), blobs)
     warnings = wait_for(_warnings(session, frame.workflow, frame.workflow_version, frame.update))
     sent = wait_for(send(session, ("runner", "judge"), items, source, options, total))
+    if upload:
+        wait_for(_upload(session, read_trajectories(data, frame, Report())))
     document = {
         "source": source.hex(),
         "sent": asdict(sent),
@@ -116,7 +121,21 @@ def _import_trajectories(
         "warnings": warnings,
     }
     warned = [f"WARNING: {warning}" for warning in warnings]
-    emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs), *warned))
+    emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs, upload), *warned))
+
+
+async def _upload(session: Session, items: Iterable[Imported]) -> None:
+    """Sends content that events name by digest, after the events: so none of it is ever an orphan."""
+    from io import BytesIO
+
+    from clients.blobs import BlobsClient
+    from clients.cli.desk import open_desk
+
+    async with open_desk(session, "runner") as desk:
+        client = BlobsClient(desk.ledger)
+        for item in items:
+            if item.blob is not None:
+                await client.put(BytesIO(item.blob))
 
 
 async def _check_rollouts(session: Session, items: Iterable[Imported]) -> None:
@@ -183,7 +202,7 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
-def _report_lines(report: Report, blobs: Path | None) -> Iterator[str]:
+def _report_lines(report: Report, blobs: Path | None, upload: bool) -> Iterator[str]:
     from clients.cli.show import counted
 
     said = _report(report)
@@ -202,7 +221,8 @@ def _report_lines(report: Report, blobs: Path | None) -> Iterator[str]:
     if said["unscorable"]:
         yield f"  {counted(said['unscorable'], 'run')} without a reward, recorded as unscorable"
     if said["blobs"]:
-        kept = "not kept (--blobs)" if blobs is None else f"in {blobs}"
+        places = [*([] if blobs is None else [f"in {blobs}"]), *(["in the ledger's store"] if upload else [])]
+        kept = " and ".join(places) or "not kept (--upload-blobs)"
         yield f"  {said['blobs']} spans too long for the log: it holds their digests; their content is {kept}"
     yield from (f"  odd: {count} × {what}" for what, count in said["odd"].items())
 

@@ -9,9 +9,14 @@ import typer
 
 from clients.cli import approve, decide, explain, look, move, offline, receipts, setup, tail
 from clients.cli.app import AssayGroup, Session
+from clients.cli.blob import blob
+from clients.cli.doctor import doctor
 from clients.cli.exits import EXIT_HELP
 from clients.cli.export import export
+from clients.cli.fsck import fsck
+from clients.cli.health import health
 from clients.cli.imports import imports
+from clients.cli.keys import keys
 from clients.cli.publish import publish
 from clients.cli.update import update
 
@@ -86,6 +91,9 @@ for _panel, _command in (
     (_AUDIT, offline.replay),
     (_OPERATE, setup.demo),
     (_OPERATE, setup.init),
+    (_OPERATE, doctor),
+    (_OPERATE, fsck),
+    (_OPERATE, health),
     (_OPERATE, export),
 ):
     app.command(rich_help_panel=_panel)(_command)
@@ -93,6 +101,8 @@ app.add_typer(setup.serve, name="serve", rich_help_panel=_OPERATE)
 app.add_typer(publish, name="publish", rich_help_panel=_OPERATE)
 app.add_typer(update, name="update", rich_help_panel=_OPERATE)
 app.add_typer(imports, name="import", rich_help_panel=_OPERATE)
+app.add_typer(keys, name="key", rich_help_panel=_OPERATE)
+app.add_typer(blob, name="blob", rich_help_panel=_OPERATE)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from clients.cli.exits import Exit
 
 if TYPE_CHECKING:
     from gate.replay import Replayed
+    from ledger.head import Freshness
     from ledger.receipt import Receipts
     from ledger.verify import Verified
 
@@ -20,7 +22,10 @@ __all__ = ["replay", "verify"]
 FileArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="FILE", exists=True, dir_okay=False, help="Export file (assay export).", show_default=False
+        metavar="FILE",
+        exists=True,
+        help="Export file or folder of tiles (assay export).",
+        show_default=False,
     ),
 ]
 TrustOption = Annotated[
@@ -42,6 +47,15 @@ MemoryOption = Annotated[
         show_default="~/.local/state/assay/checkpoints",
     ),
 ]
+MaxAgeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-age",
+        metavar="DURATION",
+        help="Refuse cosignatures of witnesses older than this, such as 24h, by this machine's clock.",
+        show_default="any age",
+    ),
+]
 ForgetOption = Annotated[bool, typer.Option("--forget", help="Neither use nor keep a remembered checkpoint.")]
 
 
@@ -53,11 +67,19 @@ def _memory(memory: Path | None, forget: bool) -> Path | None:
     return None if forget else memory or default_memory()
 
 
+def _fresh(max_age: str | None) -> Freshness | None:
+    from clients.cli.parse import parse_seconds
+    from ledger.head import Freshness
+
+    return None if max_age is None else Freshness(int(time.time()), parse_seconds(max_age))
+
+
 def verify(
     file: FileArgument,
     trust: TrustOption,
     memory: MemoryOption = None,
     forget: ForgetOption = False,
+    max_age: MaxAgeOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Check a whole log: every signature, link, sequence, right to write, the checkpoint (V1 to V7).
@@ -69,7 +91,7 @@ def verify(
     from clients.cli.audit import Audit
     from clients.cli.show import counted, emit, lines, moment, pairs
 
-    by = Audit.of(trust, _memory(memory, forget))
+    by = Audit.of(trust, _memory(memory, forget), _fresh(max_age))
     verified = by.verify(file)
     document = _document(verified, by.memory)
     entries = counted(verified.size, "entry", "entries")
@@ -121,6 +143,7 @@ def replay(
     trust: TrustOption,
     memory: MemoryOption = None,
     forget: ForgetOption = False,
+    max_age: MaxAgeOption = None,
     update: Annotated[
         str | None, typer.Option("--update", help="Judge this update again at the file's end.")
     ] = None,
@@ -141,7 +164,7 @@ def replay(
     if (update is None) != (step is None):
         raise typer.BadParameter("expected --update and --step together")
     number = None if step is None else parse_step(step)
-    by = Audit.of(trust, _memory(memory, forget))
+    by = Audit.of(trust, _memory(memory, forget), _fresh(max_age))
     verified, replayed, receipts = by.replay(file)
     document = _document(verified, by.memory) | _replayed(replayed)
     judged = None if update is None or number is None else _Judged.at_end(receipts, update, number)

@@ -85,6 +85,10 @@ def _during_lines(during: Mapping[str, Any]) -> Iterator[str]:
     yield f"  completed with all declared spans: {'MISSING' if covered is None else covered}"
     for family, count in during["rollouts_lacking_family"].items():
         yield f"  lacking {family}: {count} rollouts"
+    for erased in during["erased_content"][:_MANY]:
+        yield f"  {erased['rollout']}: content {erased['digest']} ERASED by the entry at {erased['erased']}"
+    if (gone := len(during["erased_content"]) - _MANY) > 0:
+        yield f"  and {gone} more ERASED (--json)"
     for rollout in during["notable_rollouts"][:_MANY]:
         attempts = ", ".join(f"{a['number']} {a['outcome'] or 'MISSING'}" for a in rollout["attempts"])
         yield f"  {rollout['rollout']}: {rollout['standing']}; attempts: {attempts or 'none'}"

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from clients.home import NewHome
 
 __all__ = ["demo", "init", "serve"]
+
+
+class Logs(StrEnum):
+    """How a service's stderr reads."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 serve = group("Run a service of a home in the foreground, until SIGTERM or Ctrl-C.")
 
@@ -74,11 +83,19 @@ def init(
     trust_domain: Annotated[
         str, typer.Option("--trust-domain", help="Of the certificates: spiffe://<trust domain>/<name>.")
     ] = "assay.local",
+    encrypt: Annotated[
+        bool,
+        typer.Option(
+            "--encrypt", help="Encrypt the signing keys: ASSAY_PASSPHRASE, or asked for at the terminal."
+        ),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Make a home: certificates, a key for each principal, the log's first batches, a trust document."""
     from clients.cli.show import emit, lines
     from clients.home import create_home
+    from clients.keyfile import new_passphrase
+    from ledger.keyfile import PASSPHRASE_VARIABLE
 
     if not dev:
         raise typer.BadParameter(
@@ -92,6 +109,7 @@ def init(
         ledger=ledger,
         gate=gate,
         trust_domain=trust_domain,
+        passphrase=new_passphrase(PASSPHRASE_VARIABLE) if encrypt else None,
         random=secrets.token_bytes,
         now=time.time_ns() // 1000,
     )
@@ -128,7 +146,28 @@ def _home_lines(made: NewHome) -> Iterator[str]:
 
 
 @serve.command("ledger")
-def serve_ledger(context: typer.Context) -> None:
+def serve_ledger(
+    context: typer.Context,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Where Prometheus reads numbers, without a certificate: keep it on loopback.",
+            show_default="none",
+        ),
+    ] = None,
+    logs: Annotated[Logs, typer.Option("--logs", help="How stderr reads.")] = Logs.TEXT,
+    witnesses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--witness",
+            metavar="NAME=URL",
+            help="Where a witness of the trust document takes checkpoints; once for each.",
+            show_default="none",
+        ),
+    ] = None,
+) -> None:
     """Run the ledger. Says so in one line of JSON once it serves.
 
     Once it runs, its exit codes are: 0 stopped as asked, 2 configuration, 3 the log must not go on from here.
@@ -139,11 +178,27 @@ def serve_ledger(context: typer.Context) -> None:
     home = session_of(context).home.absolute()
     document = load_home(home)
     check_free(document.ledger, "ledger")
-    _become(ledger_command(home, document))
+    settings: dict[str, Any] = {"logs": str(logs), "witnesses": _witnesses(witnesses or [])}
+    if metrics is not None:
+        settings["metrics"] = metrics
+    _become(ledger_command(home, document, **settings))
+
+
+def _witnesses(texts: list[str]) -> dict[str, str]:
+    urls: dict[str, str] = {}
+    for text in texts:
+        name, equals, url = text.partition("=")
+        if not equals or not name or not url or name in urls:
+            raise typer.BadParameter(f"--witness: expected each name once as NAME=URL, got {text!r}")
+        urls[name] = url
+    return urls
 
 
 @serve.command("gate")
-def serve_gate(context: typer.Context) -> None:
+def serve_gate(
+    context: typer.Context,
+    logs: Annotated[Logs, typer.Option("--logs", help="How stderr reads.")] = Logs.TEXT,
+) -> None:
     """Run the gate. The ledger must serve already; if it does not: exit code 7.
 
     Once it runs, its exit codes are: 0 stopped as asked, 2 configuration, 3 the log does not verify.
@@ -155,7 +210,7 @@ def serve_gate(context: typer.Context) -> None:
     document, name = load_home(session.home), session.principal("gate")
     check_free(document.gate, "gate")
     check_serves(document.ledger)
-    _become(gate_command(session.home, name))
+    _become([*gate_command(session.home, name), "--logs", logs])
 
 
 def _become(command: list[str]) -> NoReturn:

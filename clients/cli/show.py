@@ -42,6 +42,9 @@ _STYLES: Final = {
     "HOLD": "yellow",
     "VERIFIED": "green",
     "REPLAYED": "green",
+    "OK": "green",
+    "WRONG": "red",
+    "UNKNOWN": "yellow",
 }
 
 

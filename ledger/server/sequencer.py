@@ -3,7 +3,7 @@
 Rules kept here:
 
 - One task judges, places, links, hashes, signs, stores and answers, commit after commit; nobody else moves
-  the head. Batches that wait are committed together, up to 8 MiB.
+  the head. Batches that wait are committed together, up to 8 MiB, taken from each author in turn.
 - No future resolves before the commit and the released checkpoint are on disk (law 3).
 - A commit that fails leaves nothing behind in memory; its authors may send again. A store in doubt is fatal.
 - An author who goes away changes nothing: a batch that has its turn is committed all the same.
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,18 +31,20 @@ from ledger.errors import (
     RefusedError,
 )
 from ledger.server.folds import Folded, FoldRunner
+from ledger.server.metrics import Metrics
 from ledger.server.reader import Reader
 from ledger.server.state import Draft, KeyRing, Placed, Prepared, State
 from ledger.server.store import Commit, Store, marker_originator
+from ledger.server.turns import FairQueue
 from ledger.server.waiters import Waiters
 from ledger.touches import Condition
-from ledger.trust import Grant
 
 __all__ = ["Head", "Position", "Sequencer"]
 
 _MAX_COMMIT: Final = 8 * 2**20  # bytes of events
 _YIELD_FROM: Final = 64  # events of a batch after which other work may run
 _STOPPING: Final = 1.0  # seconds
+_IDLE: Final = 1.0  # seconds without a batch after which the store is asked whether it is still ours
 
 _log = logging.getLogger("ledger.server")
 
@@ -101,18 +102,24 @@ class Sequencer:
         clock: Callable[[], int],
         folds: FoldRunner,
         reader: Reader,
+        metrics: Metrics,
     ) -> None:
-        """`clock` gives microseconds since 1970. `state` is what `recover` made of `store`."""
+        """`clock` gives microseconds since 1970, or raises OverloadedError while it is in doubt.
+
+        `state` is what `recover` made of `store`.
+        """
         self._state = state
         self._store = store
         self._keys = keys
         self._clock = clock
         self._folds = folds
         self._reader = reader
-        self._queue: deque[_Waiting] = deque()
+        self._metrics = metrics
+        self._queue: FairQueue[_Waiting] = FairQueue()
         self._more = asyncio.Event()
         self._waiters = Waiters()
         self._stopping = False
+        self._clock_doubted = False
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
         self._head: Head | None = None
         if (stored := store.head()) is not None:
@@ -174,7 +181,7 @@ class Sequencer:
                 OverloadedError("STOPPING", "expected a ledger that goes on, got one that stops", _STOPPING)
             )
             return answer
-        self._queue.append(_Waiting(batch, condition, answer))
+        self._queue.append(batch.note.name, _Waiting(batch, condition, answer))
         self._more.set()
         return answer
 
@@ -188,26 +195,44 @@ class Sequencer:
         """Commits until stopped. Raises FatalError, after which the process must end."""
         try:
             while self._queue or not self._stopping:
-                await self._more.wait()
+                try:
+                    async with asyncio.timeout(_IDLE):
+                        await self._more.wait()
+                except TimeoutError:
+                    await self._see_that_alone()
+                    continue
                 self._more.clear()
                 while self._queue:
                     await self._one_commit(self._take_group())
                     await self._folds.room()
         except FatalError as error:
             self._stopping = True
-            for waiting in self._queue:
-                waiting.fail(_fatal(error.reason))
-            self._queue.clear()
+            while self._queue:
+                self._queue.pop().fail(_fatal(error.reason))
             self._waiters.wake()
             raise
         finally:
             self._writer.shutdown()
 
+    async def _see_that_alone(self) -> None:
+        """A ledger that is no longer the one writer stops, though nobody has anything to write."""
+
+        def look() -> tuple[int, bytes] | None:
+            self._store.hold()
+            return self._store.head()
+
+        stored = await asyncio.get_running_loop().run_in_executor(self._writer, look)
+        if (size := 0 if stored is None else stored[0]) != self._state.size:
+            raise FatalError(
+                "HEAD_MOVED",
+                f"expected the stored log to end at {self._state.size}, got {size}: another writer",
+            )
+
     def _take_group(self) -> list[_Waiting]:
-        group = [self._queue.popleft()]
+        group = [self._queue.pop()]
         size = group[0].batch.size
-        while self._queue and (size := size + self._queue[0].batch.size) <= _MAX_COMMIT:
-            group.append(self._queue.popleft())
+        while self._queue and (size := size + self._queue.first.batch.size) <= _MAX_COMMIT:
+            group.append(self._queue.pop())
         return group
 
     async def _one_commit(self, group: Sequence[_Waiting]) -> None:
@@ -215,12 +240,16 @@ class Sequencer:
         placed: list[tuple[_Waiting, Placed]] = []
         again: list[_Waiting] = []
         try:
+            if unknown := self._state.unknown_streams(waiting.batch for waiting in group):
+                self._state.next_sequence |= await self._reader.next_sequences(unknown)
             for waiting in group:
                 await self._judge(draft, waiting, placed, again)
             if placed:
                 await self._commit(draft)
         except OverloadedError as error:
-            _log.error("a commit at index %d was not stored: %r", self._state.size, error.__cause__ or error)
+            index, cause = self._state.size, error.__cause__ or error
+            told = {"index": index, "reason": error.reason}
+            _log.error("a commit at index %d was not stored: %r", index, cause, extra=told)
             for waiting, _ in placed:
                 waiting.fail(error)
         except Exception as error:
@@ -234,7 +263,8 @@ class Sequencer:
         else:
             for waiting, place in placed:
                 waiting.place(place)
-        self._queue.extendleft(reversed(again))
+        for waiting in reversed(again):
+            self._queue.put_back(waiting.batch.note.name, waiting)
 
     async def _judge(
         self,
@@ -245,25 +275,30 @@ class Sequencer:
     ) -> None:
         batch = waiting.batch
         try:
-            grant = draft.known_grant(batch)
-            if batch.note.sequence < draft.expected_sequence(grant, batch):
-                if draft.in_this_draft(grant, batch):
+            if batch.note.sequence < draft.expected_sequence(batch):
+                if draft.in_this_draft(batch):
                     again.append(waiting)
                 else:
-                    waiting.tell(await self._first_position(grant, batch))
+                    waiting.tell(await self._first_position(batch))
+                    self._metrics.resends.inc()
                 return
-            placed.append((waiting, draft.place(grant, batch, waiting.condition, self._clock(), self._keys)))
+            placed.append((waiting, draft.place(batch, waiting.condition, self._clock(), self._keys)))
+            self._clock_doubted = False
         except InputError as error:
             waiting.fail(error)
+        except OverloadedError as error:  # The clock is not to be believed now.
+            waiting.fail(error)
+            if not self._clock_doubted:
+                _log.error("batches are refused until the clock is right: %s", error)
+            self._clock_doubted = True
         if len(batch.data) >= _YIELD_FROM:
             await asyncio.sleep(0)
 
-    async def _first_position(self, grant: Grant, batch: Prepared) -> Position:
+    async def _first_position(self, batch: Prepared) -> Position:
         """Where a batch that is sent again stands. Raises RefusedError(EQUIVOCATION) for another text."""
         note = batch.note
-        marker = await self._reader.marker(
-            marker_originator(grant.key.public_key, note.stream), note.sequence
-        )
+        originator = marker_originator(batch.grant.key.public_key, note.stream)
+        marker = await self._reader.marker(originator, note.sequence)
         if marker is None:
             raise FatalError("STORE_BROKEN", f"expected a marker of sequence {note.sequence}, got none")
         if marker.root != note.root:
@@ -285,11 +320,15 @@ class Sequencer:
         first_index = state.size
         run = b"".join(draft.runs)
         commit = Commit(first_index, run, tuple(draft.markers), draft.size, signed)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._store_and_release, commit)
-        except OverloadedError:
+            await loop.run_in_executor(self._writer, self._store_and_release, commit)
+        except OverloadedError as error:
+            self._metrics.store_errors.labels(error.reason).inc()
             tree.truncate(state.size)
             raise
+        self._metrics.committed(loop.time() - started, len(run), len(draft.placed), draft.size - first_index)
         state.absorb(draft)
         self._head = Head(draft.size, checkpoint.root, signed)
         self._reader.keep(first_index, run)

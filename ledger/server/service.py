@@ -11,20 +11,23 @@ Rules kept here:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc.aio
 
-from ledger.errors import FormatError, OverloadedError, RefusedError
+from ledger.bundle import Bundle, Citation, encode_bundle, make_claim
+from ledger.entry import decode_entry
+from ledger.errors import FatalError, FormatError, NotFoundError, OverloadedError, RefusedError
 from ledger.server.access import Access, reads_all
 from ledger.server.appending import Appender
 from ledger.server.folds import FoldRunner
+from ledger.server.metrics import Metrics
 from ledger.server.reader import Reader
 from ledger.server.room import Room, Streams
 from ledger.server.sequencer import Head, Sequencer
 from ledger.server.updates import UpdateIndex
+from ledger.server.witnesses import Witnesses
 from ledger.v1 import ledger_pb2, ledger_pb2_grpc
 
 __all__ = ["LedgerService"]
@@ -46,15 +49,19 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         room: Room,
         folds: FoldRunner,
         updates: UpdateIndex,
+        metrics: Metrics,
+        witnesses: Witnesses,
     ) -> None:
         self._sequencer = sequencer
         self._reader = reader
         self._access = access
         self._folds = folds
         self._updates = updates
+        self._witnesses = witnesses
         self._origin = sequencer.state.authority.trust.origin
         self._streams = Streams()
-        self._appender = Appender(sequencer, access, room, self._origin)
+        self._metrics = metrics
+        self._appender = Appender(sequencer, access, room, metrics, self._origin)
 
     # --- append ---------------------------------------------------------------------------------------------
 
@@ -66,7 +73,7 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         self, request_iterator: AsyncIterator[ledger_pb2.AppendStreamRequest], context: _Context
     ) -> AsyncIterator[ledger_pb2.AppendStreamResponse]:
         """Places batches as they come."""
-        with self._streams.open(self._access.peer(context)):
+        with self._streams.open(self._access.peer(context)), self._metrics.streaming("AppendStream"):
             async for response in self._appender.append_stream(request_iterator, context):
                 yield response
 
@@ -83,7 +90,7 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
             raise FormatError(
                 "OUT_OF_RANGE", f"expected start ≤ end ≤ {head.size}, got {request.start}, {end}"
             )
-        with self._streams.open(self._access.peer(context)):
+        with self._streams.open(self._access.peer(context)), self._metrics.streaming("Read"):
             async for first_index, run in self._reader.pieces(request.start, end):
                 yield ledger_pb2.ReadResponse(first_index=first_index, run=run)
         yield ledger_pb2.ReadResponse(first_index=end, checkpoint=head.checkpoint)
@@ -92,7 +99,7 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         self, request: ledger_pb2.FollowRequest, context: _Context
     ) -> AsyncIterator[ledger_pb2.FollowResponse]:
         """Entries from `start` on, and on with every commit; a checkpoint whenever the head is reached."""
-        with self._streams.open(self._access.peer(context)):
+        with self._streams.open(self._access.peer(context)), self._metrics.streaming("Follow"):
             async for response in self._follow(request, context):
                 yield response
 
@@ -119,7 +126,7 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         self, request: ledger_pb2.FollowUpdateRequest, context: _Context
     ) -> AsyncIterator[ledger_pb2.FollowUpdateResponse]:
         """The train and val events of one update, and on with every commit."""
-        with self._streams.open(self._access.peer(context)):
+        with self._streams.open(self._access.peer(context)), self._metrics.streaming("FollowUpdate"):
             async for response in self._follow_update(request, context):
                 yield response
 
@@ -135,9 +142,8 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
                     "MAY_NOT_READ", f"expected an update of {name}'s own, got {request.update}"
                 )
             size = self._folds.size
-            indexes = self._updates.entries(request.update)
             # Not beyond: of a batch that is being folded some entries are there already, and come again.
-            wanted = indexes[bisect_left(indexes, start) : bisect_left(indexes, size)]
+            wanted = self._updates.entries(request.update, start, size)
             async for index, entry, author in self._reader.entries(wanted):
                 yield ledger_pb2.FollowUpdateResponse(index=index, entry=entry, author=author)
             start = max(start, size)
@@ -149,13 +155,47 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
     async def GetCheckpoint(
         self, request: ledger_pb2.GetCheckpointRequest, context: _Context
     ) -> ledger_pb2.GetCheckpointResponse:
-        """The latest released checkpoint."""
+        """The latest released checkpoint, or the latest that a quorum cosigned."""
         self._access.role(context, self._sequencer.state.authority)
         head = self._sequencer.head
-        return ledger_pb2.GetCheckpointResponse(
-            checkpoint=head.checkpoint,
-            consistency=self._sequencer.consistency(request.known_size, head.size),
-        )
+        size, note = head.size, head.checkpoint
+        response = ledger_pb2.GetCheckpointResponse()
+        if request.cosigned and self._sequencer.state.authority.trust.policy.quorum != "none":
+            size, note = self._cosigned()
+        else:
+            response.consistency.extend(self._sequencer.consistency(request.known_size, size))
+        response.checkpoint = note
+        if request.with_rotation and (rotation := await self._rotation(size, note)) is not None:
+            response.rotation = rotation
+        return response
+
+    def _cosigned(self) -> tuple[int, bytes]:
+        """Size and note of the latest cosigned checkpoint. Raises NotFoundError NO_QUORUM."""
+        if (cosigned := self._witnesses.cosigned) is None:
+            quorum = self._sequencer.state.authority.trust.policy.quorum
+            raise NotFoundError(
+                "NO_QUORUM",
+                f"expected a checkpoint cosigned by the quorum {quorum}, got none yet: the ledger says in "
+                "what it logs which witness did not answer",
+            )
+        return cosigned[0].size, cosigned[1]
+
+    async def _rotation(self, size: int, note: bytes) -> bytes | None:
+        """A bundle under the checkpoint of `size` that cites every rotation of the ledger key before it."""
+        indexes = [at for at in self._sequencer.state.authority.rotated_at if at < size]
+        if not indexes:
+            return None
+        citations = []
+        for index in indexes:
+            first = index - decode_entry(await self._reader.entry(index)).offset
+            opening = (await self._reader.opening(first)).opening
+            if opening is None:
+                raise FatalError("STORE_BROKEN", f"expected an opening at index {first}, got none")
+            indexes_of_batch = range(first, first + opening.count)
+            entries = {at: data async for at, data, _ in self._reader.entries(indexes_of_batch)}
+            claim = make_claim(index, entries.__getitem__, lambda at: self._sequencer.inclusion(at, size))
+            citations.append(Citation(claim, None))
+        return encode_bundle(Bundle(note, tuple(citations)))
 
     async def ProveInclusion(
         self, request: ledger_pb2.ProveInclusionRequest, context: _Context

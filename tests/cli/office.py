@@ -26,7 +26,7 @@ from ledger.v1 import canary_pb2, event_pb2, options_pb2
 from tests.cli.conftest import Ran
 from tests.memory import demo_document, small
 
-__all__ = ["Office"]
+__all__ = ["Office", "free_port"]
 
 SCOPE = "sql-agent/en-internal"
 RESOURCE = "sql-writer"
@@ -37,7 +37,8 @@ _TARGETS = {
 }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -55,7 +56,7 @@ class Office:
         self.document = document
         made = self.run(
             *("init", self.home, "--dev", "--json"),
-            *("--ledger", f"127.0.0.1:{_free_port()}", "--gate", f"127.0.0.1:{_free_port()}"),
+            *("--ledger", f"127.0.0.1:{free_port()}", "--gate", f"127.0.0.1:{free_port()}"),
         )
         assert made.code == 0, made.err
 
@@ -78,13 +79,16 @@ class Office:
     def serve(self, *services: str) -> None:
         """Starts ledger and gate with `assay serve`, or those named, each until it says that it is ready."""
         for service in services or ("ledger", "gate"):
-            log = (self.folder / f"{service}.log").open("a")
+            self.serve_one(service)
+
+    def serve_one(self, service: str, *options: str) -> None:
+        """Starts one of them with these options."""
+        with (self.folder / f"{service}.log").open("a") as log:
             command = [sys.executable, "-m", "clients.cli", "--home", str(self.home), "serve", service]
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-            self._servers.append(server)
-            assert server.stdout is not None
-            assert "address" in json.loads(server.stdout.readline() or "{}"), log.name
-            log.close()
+            server = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=log, text=True)
+        self._servers.append(server)
+        assert server.stdout is not None
+        assert "address" in json.loads(server.stdout.readline() or "{}"), log.name
 
     def stop(self) -> list[int]:
         """Stops gate, then ledger; their exit codes."""

@@ -14,6 +14,7 @@ from clients.cli.desk import now
 from clients.demo.document import Candidate
 from ledger.v1 import approver_pb2, options_pb2
 from tests.cli.office import RESOURCE, SCOPE, Office
+from tests.events import minimal_event
 from tests.fixtures.imports import tau_file, tau_run
 
 FIRST, SECOND = ("--as", "approver-1"), ("--as", "approver-2")
@@ -279,6 +280,24 @@ def test_an_export_overwrites_what_a_broken_one_left(office: Office, tmp_path: P
         (tmp_path / left).write_bytes(b"half")
     office.json("export", file)
     assert [file] == list(tmp_path.iterdir())
+
+
+def test_an_export_of_tiles_goes_on_where_it_was(office: Office, tmp_path: Path) -> None:
+    """A folder verifies and replays as a file does, and the next export extends it."""
+    folder, trust = tmp_path / "site", ("--trust", office.home / "trust.txt", "--forget")
+    for _ in range(2):
+        exported = office.json("export", "--tiles", folder)
+        verified = office.json("verify", folder, *trust)
+        assert (exported["size"], exported["root"]) == (verified["size"], verified["root"])
+        assert office.json("replay", folder, *trust)["root"] == exported["root"]
+        assert {"checkpoint", "tile"} == {path.name for path in folder.iterdir()}
+        office.send("runner-1", [minimal_event("rollout_enqueued")])
+    for usage in (("export",), ("export", tmp_path / "log.export", "--tiles", folder)):
+        assert office.run(*usage).code == 2
+    (folder / "tile" / "0" / "000.p" / str(exported["size"])).write_bytes(b"short")
+    damaged = office.run("verify", folder, *trust)
+    assert damaged.code == 3
+    assert damaged.err.startswith("assay: V5: BAD_TILE: ")
 
 
 def test_an_import_that_will_not_count_says_so(office: Office, tmp_path: Path) -> None:

@@ -17,7 +17,17 @@ from gate.policy import parse_policy
 from tests.cli.manual import ROOT, Block, Manual, blocks, spans
 
 README, GUIDE = "README.md", "docs/first-decision.md"
-DOCUMENTS = (README, GUIDE, "docs/policy.md", "docs/receipts.md", "docs/trust.md")
+DOCUMENTS = (
+    README,
+    GUIDE,
+    "docs/policy.md",
+    "docs/receipts.md",
+    "docs/trust.md",
+    "docs/tiles.md",
+    "docs/keys.md",
+)
+#: Followed by tests of their own.
+ELSEWHERE = ("docs/operations.md",)
 
 #: Lines that stand in a fence and are not typed here, and why.
 NOT_TYPED = {
@@ -99,7 +109,7 @@ def _first(manual: Manual, start: str) -> str:
     return next(answers[0] for line, answers in manual.said.items() if line.startswith(start))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", DOCUMENTS + ELSEWHERE)
 def test_no_command_hides(document: str) -> None:
     """A command stands in a fence that is typed here, or its reason not to be is listed."""
     text = _read(document)
@@ -118,7 +128,7 @@ def test_what_is_not_typed_stands_there() -> None:
     assert set() == set(NOT_TYPED) - lines
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", DOCUMENTS + ELSEWHERE)
 def test_commands_in_sentences_exist(document: str) -> None:
     """`assay …` within a sentence names a command, and options that the command has."""
     for span in spans(_read(document)):

@@ -178,12 +178,12 @@ async def test_room_is_counted_by_request_byte_and_principal() -> None:
     with pytest.raises(OverloadedError) as caught:
         room.take("a", 1)
     assert "QUOTA_EXCEEDED" == caught.value.reason
-    room.take("b", 50)
+    room.take("b", 25)
     with pytest.raises(OverloadedError) as caught:
         room.take("c", 0)
     assert "QUEUE_FULL" == caught.value.reason
-    waiting = asyncio.create_task(room.wait("c", 50))
-    room.give("b", 50)
+    waiting = asyncio.create_task(room.wait("c", 25))
+    room.give("b", 25)
     await waiting
 
 

@@ -136,3 +136,22 @@ async def test_health_says_serving() -> None:
         for name in ("", "ledger.v1.LedgerService"):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
             assert health_pb2.HealthCheckResponse.SERVING == answer.status
+
+
+async def test_health_can_be_watched() -> None:
+    """The service writes its answers itself; the catch-all lets it."""
+    async with Lab() as lab:
+        stub = health_pb2_grpc.HealthStub(lab.of_role("auditor").channel)
+        call = stub.Watch(health_pb2.HealthCheckRequest(service="ledger.v1.LedgerService"))
+        assert health_pb2.HealthCheckResponse.SERVING == (await call.read()).status
+        call.cancel()
+
+
+async def test_a_call_that_sends_nothing_is_the_callers_fault() -> None:
+    """A unary call whose end comes before its request: MALFORMED_REQUEST."""
+    async with Lab() as lab:
+        call = lab.of_role("auditor").channel.stream_unary("/ledger.v1.LedgerService/GetCheckpoint")()
+        await call.done_writing()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert "MALFORMED_REQUEST" == error_of(caught.value).reason
