@@ -4,7 +4,9 @@ Rules:
 1. What was fetched counts once all of it was compared: until `fetch` returns, nothing that it wrote does.
 2. A salt is chosen here, at random, and travels with the content: without it nobody can guess what an erased
    blob held.
-3. Sending again is safe: the same content is the same blob. A content file is read again for each attempt.
+3. Content follows once the ledger took its header: what is refused for its size, its sender or want of room
+   is not sent in vain.
+4. Sending again is safe: the same content is the same blob. A content file is read again for each attempt.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import grpc.aio
 from clients.ledger import LedgerClient
 from ledger.errors import VerificationError
 from ledger.v1 import blob_pb2, blob_pb2_grpc, options_pb2
+from ledger.wire import GO_ON
 
 __all__ = ["SALT_BYTES", "BlobsClient", "blob_of", "new_salt"]
 
@@ -62,14 +65,18 @@ class BlobsClient:
     async def _put(self, header: blob_pb2.BlobHeader, content: IO[bytes]) -> options_pb2.Blob:
         async def messages() -> AsyncIterator[blob_pb2.PutRequest]:
             yield blob_pb2.PutRequest(header=header)
+            if GO_ON not in tuple(await call.initial_metadata()):
+                await call.code()  # refused: a message that is under way then would cost us the reason
+                return
             content.seek(0)
             while chunk := await asyncio.to_thread(content.read, _CHUNK):
                 yield blob_pb2.PutRequest(chunk=chunk)
 
         # As long as the content takes at a modest pace, beside what any call may take.
         deadline = self._client.deadline + header.blob.size / _SLOWEST
+        call = self._stub.Put(messages(), timeout=deadline)
         try:
-            response = await self._stub.Put(messages(), timeout=deadline)
+            response = await call
         except grpc.aio.AioRpcError as error:
             raise self._client.judged(error) from error
         blob: options_pb2.Blob = response.blob

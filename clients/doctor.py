@@ -66,9 +66,14 @@ class Ledger:
     store: str | None = None  # URL of a database; None: SQLite in `data`
     metrics: str | None = None  # host:port
 
+    @property
+    def sqlite(self) -> Path:
+        """The database of a ledger without `store`."""
+        return self.data / "ledger.sqlite"
+
     @classmethod
     def of(cls, home: Path, config: Path | None) -> Ledger:
-        """Reads `config`, or the home's own; of a home whose ledger never ran, what it will be.
+        """Reads `config`, or the home's own; of a home that has none yet, what it will be.
 
         Raises FormatError BAD_CONFIG, OSError.
         """

@@ -49,7 +49,7 @@ def check_storage(ledger: Ledger | None) -> Iterator[Check]:
         return
     yield looked("disk", lambda: _disk(ledger.data))
     yield looked(
-        "database", lambda: _sqlite(ledger.data) if ledger.store is None else _postgres(ledger.store)
+        "database", lambda: _sqlite(ledger.sqlite) if ledger.store is None else _postgres(ledger.store)
     )
 
 
@@ -98,10 +98,10 @@ def _postgres(url: str) -> Check:
     return Check(_NAME, State.OK, f"PostgreSQL {version}: durable commits, append-only rows")
 
 
-def _sqlite(data: Path) -> Check:
-    name, file = _NAME, data / "ledger.sqlite"
+def _sqlite(file: Path) -> Check:
+    name, folder = _NAME, file.parent
     if not file.exists():
-        return Check(name, State.UNKNOWN, f"no database in {data}: no ledger has served from there yet")
+        return Check(name, State.UNKNOWN, f"no database in {folder}: no ledger has served from there yet")
     with file.open("rb") as opened:
         head = opened.read(100)
     if not head.startswith(b"SQLite format 3\x00") or head[18:20] != _WAL:
@@ -111,7 +111,7 @@ def _sqlite(data: Path) -> Check:
             f"{file} is not an SQLite file in WAL mode",
             "see `assay fsck`; restore a backup",
         )
-    kind = _file_system(data)
+    kind = _file_system(folder)
     if kind is None:
         return Check(name, State.UNKNOWN, f"{file} is in WAL mode; on what file system cannot be told here")
     if (why := _NOT_FOR_DATA.get(kind)) is not None:

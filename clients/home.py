@@ -2,6 +2,7 @@
 
     assay.json                    origin, trust domain, addresses, principals and their roles
     trust.txt                     what an auditor trusts: root's and the ledger's verifier keys
+    ledger.json                   the ledger's configuration (ledger.server.config), for its operator to edit
     genesis.bin                   the first two batches, signed by root: the log's opening, the grants
     ca.crt, ca.key                who may connect
     ledger/                       note.key, server.crt, server.key, data/
@@ -23,6 +24,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -54,6 +56,7 @@ __all__ = [
     "add_principal",
     "create_home",
     "issue_client",
+    "ledger_config",
     "load_home",
 ]
 
@@ -240,6 +243,21 @@ def issue_client(path: Path, name: str, *, random: Callable[[int], bytes], now: 
     return CertificateAuthority(domain, random=random, now=now, credential=own).issue_client(name)
 
 
+def ledger_config(home: Home) -> dict[str, Any]:
+    """A new home's configuration of the server (ledger.server.config), paths relative to the home folder."""
+    return {
+        "listen": home.ledger,
+        "data": "ledger/data",
+        "trust": "trust.txt",
+        "trust_domain": home.trust_domain,
+        "note_keys": ["ledger/note.key"],
+        "certificate": "ledger/server.crt",
+        "private_key": "ledger/server.key",
+        "client_ca": "ca.crt",
+        "genesis": "genesis.bin",
+    }
+
+
 def _validated(document: object, where: str) -> Home:
     try:
         return Home.model_validate(document)
@@ -313,6 +331,7 @@ class _Builder:
         self._write("genesis.bin", self._signed(root_key, batches))
         (self._folder / _LEDGER / "data").mkdir(mode=0o700)
         (self._folder / "memory").mkdir(mode=0o700)
+        self._write("ledger.json", json.dumps(ledger_config(self._home), indent=2).encode() + b"\n")
         # The document last: a folder that has one is a home.
         self._write("assay.json", self._home.model_dump_json(indent=2).encode() + b"\n")
 

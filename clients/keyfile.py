@@ -21,16 +21,31 @@ from ledger.keyfile import (
     SALT_BYTES,
     decode_key,
     decrypt_key,
+    encode_key,
     encrypt_key,
     is_encrypted,
     key_variable,
 )
 from ledger.note import SigningKey
 
-__all__ = ["new_passphrase", "passphrase_like", "read_key", "read_key_text", "read_plain", "write_key"]
+__all__ = [
+    "new_key",
+    "new_passphrase",
+    "passphrase_like",
+    "read_key",
+    "read_key_text",
+    "read_plain",
+    "write_key",
+]
 
 _OTHERS: Final = 0o077
 _NEW: Final = "ASSAY_NEW_PASSPHRASE"
+
+
+def new_key(name: str) -> tuple[bytes, SigningKey]:
+    """A fresh key: its file's bytes, plain, and itself."""
+    data = encode_key(name, secrets.token_bytes(32))
+    return data, decode_key(data)
 
 
 def read_key(path: Path, name: str | None = None) -> SigningKey:

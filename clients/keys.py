@@ -76,6 +76,12 @@ def grant_in_force(authority: Authority, name: str, key_id: str | None = None) -
 
     Raises NotFoundError NO_SUCH_KEY, RefusedError WHICH_KEY.
     """
+    if any(name == root.name for root in authority.trust.roots):
+        raise NotFoundError(
+            "NO_SUCH_KEY",
+            f"expected a key that root granted, got root's own, {name}: it stands in the trust document and "
+            "is neither revoked nor rotated",
+        )
     held = [g for (of, _), g in authority.grants.items() if of == name and g.granted_at >= 0]
     living = [g for g in held if g.revocation is None and key_id in (None, g.key.key_id.hex())]
     if not living:

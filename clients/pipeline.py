@@ -103,6 +103,7 @@ class Pipeline:
         reading = asyncio.ensure_future(call.read())
         try:
             while not reading.done():
+                _check_source(writing)
                 waited = {reading} if writing.done() else {reading, writing}
                 due = bool(self._unanswered)
                 done, _ = await asyncio.wait(
@@ -112,10 +113,7 @@ class Pipeline:
                     raise OverloadedError(
                         "DEADLINE_EXCEEDED", f"expected an answer in {self._client.deadline} s", _RETRY_AFTER
                     )
-                # What the call itself raised, the answer will say; anything else came from the source.
-                failed = writing.exception() if writing in done else None
-                if failed is not None and not isinstance(failed, _CALL_FAILURES):
-                    raise failed
+            _check_source(writing)
             return await reading
         except grpc.aio.AioRpcError as error:
             raise self._client.judged(error) from error
@@ -165,6 +163,13 @@ class Pipeline:
         self._sequence += 1
         self._unanswered.append(batch)
         return batch
+
+
+def _check_source(writing: asyncio.Task[None]) -> None:
+    """Raises what ended the writing early. What the call itself raised, the answer will say."""
+    failed = writing.exception() if writing.done() else None
+    if failed is not None and not isinstance(failed, _CALL_FAILURES):
+        raise failed
 
 
 async def _walk(batches: Iterable[Sequence[bytes]]) -> AsyncIterator[Sequence[bytes]]:

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from clients.home import Home
-from ledger.errors import FatalError, OverloadedError, RefusedError
+from clients.home import Home, ledger_config
+from ledger.errors import FatalError, FormatError, OverloadedError, RefusedError
 
 __all__ = [
     "ServerProcess",
@@ -30,9 +30,9 @@ __all__ = [
     "check_serves",
     "gate_command",
     "ledger_command",
-    "ledger_config",
 ]
 
+_KEYS: Final = Path("ledger")  # where a home has the ledger's note keys
 _STOPPING: Final = 10.0  # seconds for a graceful stop
 _CONNECTING: Final = 5.0  # seconds for a ledger to take a connection
 
@@ -73,31 +73,34 @@ def check_serves(address: str) -> None:
         ) from error
 
 
-def ledger_config(home: Home) -> dict[str, Any]:
-    """The server's configuration (ledger.server.config), paths relative to the home folder.
-
-    Of a ledger whose key was never rotated; `ledger_command` names the keys that lie there.
-    """
-    return {
-        "listen": home.ledger,
-        "data": "ledger/data",
-        "trust": "trust.txt",
-        "trust_domain": home.trust_domain,
-        "note_keys": ["ledger/note.key"],
-        "certificate": "ledger/server.crt",
-        "private_key": "ledger/server.key",
-        "client_ca": "ca.crt",
-        "genesis": "genesis.bin",
-    }
-
-
 def ledger_command(path: Path, home: Home, **settings: Any) -> list[str]:
-    """Writes `ledger.json`, `settings` in it, into the home folder and gives the command that serves it."""
+    """The command that serves the ledger of the home at `path` as its `ledger.json` says.
+
+    `settings` are written into that file, and the note keys that lie in the home; the rest of it stays.
+    Raises FormatError BAD_CONFIG where the file holds no JSON object, OSError.
+    """
     config = path / "ledger.json"
-    keys = sorted(str(file.relative_to(path)) for file in (path / "ledger").glob("note*.key"))
-    document = ledger_config(home) | {"note_keys": keys} | settings
-    config.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    document = _configured(config) or ledger_config(home)
+    elsewhere = [key for key in document.get("note_keys", []) if Path(key).parent != _KEYS]
+    lying = sorted(str(file.relative_to(path)) for file in (path / _KEYS).glob("note*.key"))
+    document |= {"note_keys": lying + elsewhere} | settings
+    draft = path / ".ledger.json.draft"
+    draft.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    draft.replace(config)
     return [sys.executable, "-m", "ledger.server", "--config", str(config)]
+
+
+def _configured(config: Path) -> dict[str, Any] | None:
+    """What stands in a ledger's configuration; None where there is none yet."""
+    if not config.exists():
+        return None
+    try:
+        document = json.loads(config.read_bytes())
+    except ValueError as error:
+        raise FormatError("BAD_CONFIG", f"expected JSON in {config}, got {error}") from error
+    if not isinstance(document, dict):
+        raise FormatError("BAD_CONFIG", f"expected a JSON object in {config}, got another value")
+    return document
 
 
 def gate_command(path: Path, principal: str, ledger: str | None = None) -> list[str]:

@@ -10,15 +10,17 @@ Rules:
 from __future__ import annotations
 
 import io
+import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from ledger.checkpoint import Checkpoint, parse_checkpoint_text
-from ledger.entry import encode_run
+from ledger.entry import MAX_ENTRY_BYTES, encode_run
 from ledger.errors import FormatError, RefusedError, VerificationError
-from ledger.export import encode_export_header
+from ledger.export import MAX_CHECKPOINT_BYTES, encode_export_header
 from ledger.merkle import HASH_BYTES, leaf_hash
 from ledger.note import parse_note
 from ledger.tile import (
@@ -38,6 +40,8 @@ __all__ = ["check_hash_tiles", "log_bytes", "open_log", "publish_tiles", "write_
 
 _CHECKPOINT: Final = "checkpoint"
 _UNVERIFIED: Final = ".unverified"
+_MOST_HASHES: Final = TILE_WIDTH * HASH_BYTES
+_MOST_ENTRIES: Final = TILE_WIDTH * (2 + MAX_ENTRY_BYTES)
 _FLUSH: Final = 64 * TILE_WIDTH  # entries held before their tiles are written
 
 
@@ -176,15 +180,13 @@ def log_bytes(path: Path) -> int:
     return sum(bundles)
 
 
-def check_hash_tiles(folder: Path) -> None:
-    """That every hash tile is of the tree of the folder's checkpoint. Raises VerificationError V5."""
+def check_hash_tiles(folder: Path, size: int, root: bytes) -> None:
+    """That every hash tile is of the tree of a checkpoint that was verified. Raises VerificationError V5."""
     tree = _tree(folder)
     try:
-        if (checkpoint := _checkpoint(folder)) is None:
-            raise _no_checkpoint(folder)
-        tree.load(checkpoint.size, checkpoint.root)
+        tree.load(size, root)
         # A leaf is given from a tile only after that tile folded to the one above it.
-        for index in range(0, checkpoint.size, TILE_WIDTH):
+        for index in range(0, size, TILE_WIDTH):
             tree.leaf(index)
     except FormatError as error:
         raise VerificationError("V5", error.reason, error.message) from error
@@ -214,11 +216,14 @@ class _Stream(io.RawIOBase):
 def _read(folder: Path) -> Iterator[bytes]:
     """The header and the run of an export, bundle by bundle."""
     try:
-        note = (folder / _CHECKPOINT).read_bytes()
+        note = _read_file(folder / _CHECKPOINT, MAX_CHECKPOINT_BYTES)
+        size = parse_checkpoint_text(parse_note(note).text).size
     except FileNotFoundError:
         raise _no_checkpoint(folder) from None
+    except FormatError as error:
+        raise VerificationError("V5", error.reason, error.message) from error
     yield encode_export_header(note)
-    for tile in tiles_of(parse_checkpoint_text(parse_note(note).text).size):
+    for tile in tiles_of(size):
         if tile.level != ENTRIES:
             return
         try:
@@ -234,12 +239,28 @@ def _read(folder: Path) -> Iterator[bytes]:
 
 def _find(folder: Path, tile: Tile) -> tuple[bytes, int]:
     """A tile's bytes and width: where a partial one is gone the full one stands for it."""
+    most = _MOST_ENTRIES if tile.level == ENTRIES else _MOST_HASHES
     for at in dict.fromkeys((tile, Tile(tile.level, tile.index))):
         try:
-            return (folder / at.path).read_bytes(), at.width
+            return _read_file(folder / at.path, most), at.width
         except FileNotFoundError:
             continue
     raise FormatError("TILE_MISSING", f"expected {tile.path} in {folder}, got no such file")
+
+
+def _read_file(path: Path, most: int) -> bytes:
+    """The bytes of a file. Raises FormatError BAD_FILE for what is none or holds more; OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe is not waited for
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FormatError("BAD_FILE", f"expected a file at {path}, got something else")
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(most + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > most:
+        raise FormatError("BAD_FILE", f"expected at most {most} bytes in {path}, got more")
+    return data
 
 
 def _tree(folder: Path) -> TileTree:
@@ -253,7 +274,8 @@ def _tree(folder: Path) -> TileTree:
 def _checkpoint(folder: Path) -> Checkpoint | None:
     """What the folder's checkpoint says; its signature is the verifier's to judge."""
     try:
-        return parse_checkpoint_text(parse_note((folder / _CHECKPOINT).read_bytes()).text)
+        note = _read_file(folder / _CHECKPOINT, MAX_CHECKPOINT_BYTES)
+        return parse_checkpoint_text(parse_note(note).text)
     except FileNotFoundError:
         return None
 

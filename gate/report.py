@@ -262,7 +262,25 @@ def _during(given: Input) -> dict[str, Any]:
         "notable_rollouts": notable[:_MAX_ROLLOUTS],
         "notable_rollouts_in_all": len(notable),
         "rewards": sum(len(rollout.rewards) for rollout in evidence.rollouts),
+        "erased_content": list(_erased(given)),
     }
+
+
+def _erased(given: Input) -> Iterable[dict[str, Any]]:
+    """Content that claims of the update name and that is gone: another thing than claims never made."""
+    erased, size = given.receipts.erased, given.evidence.size
+    if not erased:
+        return
+    for name, rollout in _record(given).rollouts.items():
+        named = [
+            (fact.index, fact.body.input_blob.digest)
+            for fact in rollout.enqueued
+            if fact.body.WhichOneof("input") == "input_blob"
+        ]
+        named += [(span.index, span.blob) for span in rollout.spans if span.blob is not None]
+        for digest in dict.fromkeys(digest for index, digest in named if index < size):
+            if (position := erased.get(digest)) is not None and position < size:
+                yield {"rollout": name, "digest": digest.hex(), "erased": position}
 
 
 def _rollout(rollout: RolloutEvidence, deciding: Attempt | None, lacks: dict[str, int]) -> dict[str, Any]:

@@ -20,7 +20,16 @@ from gate.evidence import Evaluation, evaluation_facts
 from gate.finding import Notes
 from ledger.v1 import judge_pb2, operator_pb2
 
-__all__ = ["Means", "beats_parent", "holdout_gain", "protected_cases", "protected_families", "regressions"]
+__all__ = [
+    "Means",
+    "beats_parent",
+    "exact_mean",
+    "exact_total",
+    "holdout_gain",
+    "protected_cases",
+    "protected_families",
+    "regressions",
+]
 
 _SIGNS: Final[dict[int, int]] = {
     operator_pb2.DIRECTION_HIGHER_IS_BETTER: 1,
@@ -91,14 +100,30 @@ def _means(given: Input, notes: Notes, check: int, cases: Iterable[str]) -> Mean
 def _case_mean(notes: Notes, evaluation: Evaluation, case: str, min_trials: int) -> Fraction | None:
     results = evaluation.scores.get(case, {}).values()
     notes.add_if(case in evaluation.conflicts, "CONFLICT")
-    finite = [result.score for result in results if result.HasField("score") and math.isfinite(result.score)]
-    notes.add_if(len(finite) < len(results), "UNSCORABLE")
-    scores = [Fraction(score) for score in finite]
+    scores = [result.score for result in results if result.HasField("score") and math.isfinite(result.score)]
+    notes.add_if(len(scores) < len(results), "UNSCORABLE")
     if not results:
         notes.add("CASE_UNSCORED")
     elif len(scores) < min_trials:
         notes.add("TOO_FEW_TRIALS")
-    return sum(scores, Fraction(0)) / len(scores) if scores else None
+    return exact_mean(scores) if scores else None
+
+
+def exact_mean(scores: list[float]) -> Fraction:
+    """The exact mean of finite scores; at least one."""
+    # Denominators of floats are powers of 2, so the largest is a multiple of all.
+    ratios = [score.as_integer_ratio() for score in scores]
+    common = max(denominator for _, denominator in ratios)
+    total = sum(numerator * (common // denominator) for numerator, denominator in ratios)
+    return Fraction(total, common * len(scores))
+
+
+def exact_total(values: Iterable[Fraction]) -> Fraction:
+    """The exact sum. Few denominators occur among means, so numerators over the same one are added first."""
+    numerators: dict[int, int] = {}
+    for value in values:
+        numerators[value.denominator] = numerators.get(value.denominator, 0) + value.numerator
+    return sum((Fraction(total, under) for under, total in numerators.items()), Fraction(0))
 
 
 def _holdout_cases(given: Input) -> list[str] | None:
@@ -119,7 +144,10 @@ def holdout_gain(given: Input, notes: Notes) -> tuple[Means | None, Fraction | N
     means = _means(given, notes, 4, cases or ())
     if means is None or not cases or not all(c in means.parent and c in means.candidate for c in cases):
         return means, None
-    return means, sum((means.gain(case) for case in cases), Fraction(0)) / len(cases)
+    better = exact_total(means.candidate[case] for case in cases) - exact_total(
+        means.parent[case] for case in cases
+    )
+    return means, better * means.sign / len(cases)
 
 
 def beats_parent(given: Input) -> Notes:

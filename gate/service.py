@@ -249,7 +249,9 @@ class GateService(gate_pb2_grpc.GateServiceServicer):
         ]
         if not records:
             raise NotFoundError(
-                "NO_VERDICT", f"expected a recorded verdict of step default for {request.update}, got none"
+                "NO_VERDICT",
+                f"expected a recorded verdict of step default for {request.update}, got none: assay evaluate "
+                f"{request.update} --step default --record makes one",
             )
         return records[-1]
 

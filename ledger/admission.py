@@ -89,13 +89,14 @@ def admit(data: bytes) -> event_pb2.Event:
         raise FormatError("EVENT_SIZE", f"expected 1 to {MAX_EVENT_BYTES} bytes, got {len(data)}")
     event = parse_event(data)
     event.DiscardUnknownFields()
-    if event.ByteSize() != len(data) or (_may_pack(event) and not _is_packed(data, event.DESCRIPTOR)):
+    body = event.WhichOneof("body")
+    if event.ByteSize() != len(data) or (body in _PACKING and not _is_packed(data, event.DESCRIPTOR)):
         raise FormatError(
             "UNKNOWN_FIELD",
             f"expected {event.ByteSize()} bytes of known fields, each said once, got {len(data)}: "
             "an unknown field or type, a repeated field or another spelling; use the published protos",
         )
-    if (body := event.WhichOneof("body")) is None:
+    if body is None:
         raise FormatError("UNKNOWN_FIELD", "expected one body of a known type, got none")
     _ENVELOPE(event, "event")
     _BODIES[body](getattr(event, body), body)
@@ -114,10 +115,6 @@ def _packs(field: FieldDescriptor) -> bool:
 _PACKING: Final = frozenset(
     field.name for field in event_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields if _packs(field)
 )
-
-
-def _may_pack(event: event_pb2.Event) -> bool:
-    return event.WhichOneof("body") in _PACKING
 
 
 def _is_packed(data: bytes, descriptor: Descriptor) -> bool:

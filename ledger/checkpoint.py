@@ -94,14 +94,14 @@ def sign_checkpoint(checkpoint: Checkpoint, key: Signer) -> bytes:
     return sign_note(text, key)
 
 
-def open_checkpoint(data: bytes, key: VerifierKey) -> Checkpoint:
-    """The checkpoint in the signed note `data`, by the log that `key` (type 1) belongs to.
+def open_checkpoint(data: bytes, key: VerifierKey, *more: VerifierKey) -> Checkpoint:
+    """The checkpoint in the signed note `data`, by one key at least of a log's, all type 1 and of its name.
 
     Raises VerificationError: what `open_note` raises, V6 for the signature. The root and the cosignatures are
     the caller's to check.
     """
     note, checkpoint = open_note(data, key.name)
-    note.verify([key])
+    note.verify((key, *more))
     return checkpoint
 
 

@@ -107,7 +107,8 @@ class Update:
         body = fact.body
         digest = hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
         ids = body.trace_id + body.span_id
-        span = SpanFact(fact.index, fact.leaf, fact.grant, body.attempt, ids, body.family, digest)
+        blob = body.blob.digest if body.WhichOneof("content") == "blob" else None
+        span = SpanFact(fact.index, fact.leaf, fact.grant, body.attempt, ids, body.family, digest, blob)
         rollout.spans.append(span)
 
     def keep(self, fact: Fact) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "Entry",
     "Opening",
     "decode_entry",
+    "decode_opening",
     "encode_entry",
     "encode_run",
     "iter_run",
@@ -120,14 +121,17 @@ def decode_entry(data: bytes) -> Entry:
     version, index, recorded_at, previous, offset = ENTRY_HEADER.unpack_from(data)
     if version != ENTRY_VERSION:
         raise FormatError("BAD_VERSION", f"expected entry version {ENTRY_VERSION}, got {version}")
-    opening, start = (None, ENTRY_HEADER.size) if offset else _decode_opening(data)
+    opening, start = (None, ENTRY_HEADER.size) if offset else decode_opening(data)
     entry = Entry(index, recorded_at, previous, offset, opening, data[start:])
     _check(entry)
     return entry
 
 
-def _decode_opening(data: bytes) -> tuple[Opening, int]:
-    """The opening, and where the event begins. Only lengths are checked."""
+def decode_opening(data: bytes) -> tuple[Opening, int]:
+    """The opening of an entry at offset 0, and where the event begins. Only lengths are checked.
+
+    For entries that were decoded or written before. Raises FormatError BAD_LENGTH.
+    """
     start = ENTRY_HEADER.size + _OPENING_HEAD.size
     if len(data) < start:
         raise FormatError("BAD_LENGTH", f"expected an opening, got {len(data)} bytes")

@@ -1,4 +1,8 @@
-"""A fact: one entry of the log as folds keep it, and whether its author's key became suspect."""
+"""A fact: one entry of the log as folds keep it, and whether its author's key became suspect.
+
+Facts are read only, like the messages in them. They are not frozen: one is made for every entry of a log, and
+that would double what the making costs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from ledger.trust import Grant, Revocation
 __all__ = ["Fact", "SpanFact", "Suspects"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fact:
     """One entry: where it stands, who wrote it under which grant, and the body message (read only)."""
 
@@ -22,7 +26,7 @@ class Fact:
     body: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SpanFact:
     """A SpanRecorded without its content: spans are most of a log, and no check reads what they hold."""
 
@@ -33,6 +37,7 @@ class SpanFact:
     trace_span: bytes  # trace id and span id, 24 bytes
     family: str
     body_digest: bytes  # SHA-256 of the body, to tell an equal repeat from a different one
+    blob: bytes | None  # the digest of its content, where that stands outside the log
 
 
 class _Written(Protocol):

@@ -56,7 +56,12 @@ def check_signatures(
     cosigners = verify_cosignatures(note, trust.policy.witnesses.values())
     names = tuple(key.name for key in cosigners)
     if not trust.policy.satisfied_by(frozenset(cosigners)):
-        raise VerificationError("V6", "NO_QUORUM", f"expected the quorum {trust.policy.quorum}, got {names}")
+        raise VerificationError(
+            "V6",
+            "NO_QUORUM",
+            f"expected cosignatures of the quorum {trust.policy.quorum}, got {', '.join(names) or 'none'}: "
+            "ask for what the ledger's witnesses have cosigned",
+        )
     if fresh is not None:
         _check_fresh(cosigners, trust, fresh)
     return names
@@ -64,9 +69,16 @@ def check_signatures(
 
 def _check_fresh(cosigners: Mapping[VerifierKey, int], trust: TrustDocument, fresh: Freshness) -> None:
     """A quorum of fresh cosignatures; where the document demands no quorum, one of them at least."""
+    if not cosigners:
+        raise VerificationError(
+            "V6",
+            "STALE_COSIGNATURE",
+            f"expected a cosignature at most {fresh.max_age} s old, got none of any age: no witness of the "
+            "trust document cosigned this checkpoint, and nothing else says when it was the newest",
+        )
     young = frozenset(key for key, time in cosigners.items() if fresh.holds(time))
     if not young or not trust.policy.satisfied_by(young):
-        ages = ", ".join(f"{key.name} {fresh.now - time} s" for key, time in cosigners.items()) or "none"
+        ages = ", ".join(f"{key.name} {fresh.now - time} s" for key, time in cosigners.items())
         raise VerificationError(
             "V6",
             "STALE_COSIGNATURE",

@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ledger.errors import AssayError
 
@@ -25,8 +25,8 @@ _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def formatter(logs: str) -> logging.Formatter:
-    """The formatter for `text` or `json`."""
+def formatter(logs: Literal["text", "json"]) -> logging.Formatter:
+    """The formatter that a service's `logs` setting names."""
     return JsonFormatter() if logs == "json" else logging.Formatter(_TEXT)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "node_hash",
     "path",
     "root",
+    "subtrees",
     "verify_consistency",
     "verify_inclusion",
 ]
@@ -76,6 +77,23 @@ def root(leaves: Sequence[bytes]) -> bytes:
     while len(level) > 1:
         level = _fold(level)
     return level[0]
+
+
+def subtrees(first: int, leaves: Sequence[bytes]) -> list[tuple[int, bytes]]:
+    """The largest perfect subtrees of a tree that cover the leaf hashes from index `first` on, left to right.
+
+    (level, root of 2^level leaves) each, at most two of a level: what `Frontier.join` takes one by one.
+    """
+    left, right = list[tuple[int, bytes]](), list[tuple[int, bytes]]()
+    nodes, position, level = list(leaves), first, 0
+    while nodes:
+        if position & 1:  # a right child, whose sibling is before these leaves
+            left.append((level, nodes.pop(0)))
+            position += 1
+        if len(nodes) & 1:
+            right.append((level, nodes.pop()))
+        nodes, position, level = _pair(nodes), position >> 1, level + 1
+    return left + right[::-1]
 
 
 def path(leaves: Sequence[bytes], index: int) -> list[bytes]:
@@ -132,12 +150,19 @@ class Frontier:
 
     def append(self, leaf: bytes) -> None:
         """Add one leaf hash."""
-        level = 0
+        self.join(0, leaf)
+
+    def join(self, level: int, node: bytes) -> None:
+        """Add 2^level leaves, whose root is `node`; FormatError BAD_FRONTIER where they are no subtree."""
+        if self._size & (1 << level) - 1:
+            raise FormatError("BAD_FRONTIER", f"expected a multiple of {1 << level} leaves, got {self._size}")
+        grown = self._size + (1 << level)
         while self._size >> level & 1:
-            leaf = node_hash(self._edge[level], leaf)
+            node = node_hash(self._edge[level], node)
             level += 1
-        self._edge[level : level + 1] = [leaf]
-        self._size += 1
+        self._edge += [b""] * (level + 1 - len(self._edge))
+        self._edge[level] = node
+        self._size = grown
 
     def extend(self, leaves: Iterable[bytes]) -> None:
         """Add leaf hashes of 32 bytes each (not checked), a level at a time."""
@@ -208,6 +233,10 @@ class Tree:
         if not 0 <= index < self.size:
             raise FormatError("OUT_OF_RANGE", f"expected an index below {self.size}, got {index}")
         return self._node(0, index)
+
+    def leaves(self, indexes: Sequence[int]) -> list[bytes]:
+        """The leaf hashes at ascending indexes; FormatError OUT_OF_RANGE as `leaf` raises it."""
+        return [self.leaf(index) for index in indexes]
 
     def root(self, size: int | None = None) -> bytes:
         """The root over the first `size` leaves (default all); FormatError OUT_OF_RANGE beyond them."""

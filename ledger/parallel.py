@@ -22,6 +22,7 @@ from ledger.entry import ENTRY_HEADER
 from ledger.errors import VerificationError
 from ledger.export import BinaryReader
 from ledger.head import Freshness
+from ledger.merkle import subtrees
 from ledger.trust import TrustDocument
 from ledger.v1 import event_pb2
 from ledger.verified import Clean, Keys, Verified
@@ -104,12 +105,13 @@ def _ranges(chunks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
 def _last_beginning(run: bytearray) -> tuple[int, int]:
     """Where the last batch in `run` begins, and how many entries stand before it; 0, 0 without one."""
     position = entries = cut = before = 0
-    end, header = len(run), ENTRY_HEADER.size
+    end, low = len(run), ENTRY_HEADER.size - 1  # where the offset's low byte stands in an entry
     while (start := position + 2) <= end:
         stop = start + (run[position] << 8 | run[position + 1])
         if stop > end:
             break
-        if run[start + header - 2 : start + header] == b"\x00\x00":  # offset 0
+        # Bytes, not a slice: of all loops over the entries this is the one that workers do not share.
+        if stop - start > low and not run[start + low] and not run[start + low - 1]:
             cut, before = position, entries
         position, entries = stop, entries + 1
     return cut, before
@@ -149,7 +151,9 @@ class _Range(Verifier):
             self._previous,
             self._range_time,
             self._time,
-            b"".join(self._leaves),
+            len(self._leaves),
+            self._leaf,
+            subtrees(self._first, self._leaves),
             self._ranges,
             self._authors,
             self._batches,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,6 +103,7 @@ class Known:
     standing: Iterable[VerdictRecord]
     voids: Iterable[Void]
     touched: Mapping[str, int]
+    erased: Mapping[bytes, int]
     orphans: int
 
 
@@ -123,6 +124,7 @@ class Receipts:
         self.pointers = Pointers(self.suspects)
         self.voids: list[Void] = []
         self.unknown_pointers: set[PointerKey] = set()  # moved by a verdict that cannot be judged here
+        self.erased: dict[bytes, int] = {}  # digest of a blob -> index of its first BlobErased
         self.orphans = 0  # runner events and rewards whose rollout nobody enqueued before
         self.latest_candidate: dict[PointerKey, Fact] = {}
         self.touched: dict[str, int] = {}  # key -> index of its last touch
@@ -149,6 +151,7 @@ class Receipts:
             if void.step == "R1" and void.reason == UNREPLAYABLE and void.pointer is not None
         )
         self.touched.update(known.touched)
+        self.erased.update(known.erased)
         void_at = {void.index for void in self.voids}
         for fact in known.facts:
             if fact.index not in void_at and fact.name in self._again:
@@ -204,6 +207,10 @@ class Receipts:
     def _published(self, fact: Fact, _alone: bool) -> None:
         digest = hashlib.sha256(fact.body.document).digest() if fact.name == "policy_published" else None
         self.registry.add(fact, digest)
+
+    def _blob_erased(self, fact: Fact, _alone: bool) -> None:
+        # For people to see: no check reads a blob, so no judgment reads this (law 15).
+        self.erased.setdefault(fact.body.digest, fact.index)
 
     def _key_revoked(self, fact: Fact, _alone: bool) -> None:
         key = VerifierKey.parse(fact.body.vkey)
@@ -286,6 +293,15 @@ class Receipts:
         freezes = reversed(self.update(update).of("update_frozen"))
         return next((fact.index for fact in freezes if not self.suspects.hold(fact, self.size)), None)
 
+    def resting_on(self, touched: Collection[str]) -> set[str]:
+        """The updates of standing verdicts that would be looked at again if these keys were touched."""
+        keys, bodies = set(touched), (record.fact.body for record in self.standing)
+        return {
+            body.update
+            for body in bodies
+            if not keys.isdisjoint(judgment_keys(body.update, body.resource, body.scope))
+        }
+
     def _let_fall(self, index: int, now: int, touched: tuple[str, ...]) -> None:
         """Looks again at the verdicts that rest on what was touched, once for each update and step."""
         stale: dict[tuple[str, int], frozenset[str]] = {}
@@ -361,9 +377,10 @@ class Receipts:
         "default_rolled_back": lambda self, fact: self.pointers.roll_back(fact),
         **dict.fromkeys(_PUBLICATIONS, lambda self, fact: self._published(fact, True)),
     }
-    # What is not here leaves no trace in receipts: grants, rotations, erased blobs.
+    # What is not here leaves no trace in receipts: grants and rotations.
     _folds: Final[dict[str, Callable[[Any, Fact, bool], None]]] = {
         "key_revoked": _key_revoked,
+        "blob_erased": _blob_erased,
         "baseline_adopted": _baseline,
         "rollback_requested": _requested,
         "approver_rollback_requested": _requested,

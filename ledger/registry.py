@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final
 
 from ledger.fact import Fact, Suspects
@@ -120,6 +121,10 @@ class Registry:
         """The first declaration of a workflow's version."""
         declared = self._workflows.get(workflow, [])
         return next((f for f in self._counting(declared, size) if f.body.version == version), None)
+
+    def declarations(self) -> Iterator[Fact]:
+        """Every WorkflowDeclared, those of a workflow in the order of the log."""
+        return chain.from_iterable(self._workflows.values())
 
     def workflow_in_force(self, workflow: str, size: int) -> Fact | None:
         """The latest declaration of a workflow."""

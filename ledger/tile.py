@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, TypeAlias
@@ -150,8 +150,9 @@ class TileTree(Tree):
     """A tree that holds what is not in full tiles yet, and reads the rest from tiles.
 
     In memory: at most 255 hashes a tile level and the nodes over them, 64 bytes for each leaf after `stored`,
-    and the tiles read last, 4 MiB of them at most. One thread owns it. What `Tree` raises, and FormatError
-    BAD_TILE for a tile that is not the tree's, and what `read` raises.
+    and the tiles read last, 4 MiB of them at most. One thread owns it; where that must not wait for a disk,
+    another one may `fetch` the tiles that are `absent`, for the owner to `keep`. What `Tree` raises, and
+    FormatError BAD_TILE for a tile that is not the tree's, and what `read` raises.
     """
 
     __slots__ = ("_cache", "_read", "_stored")
@@ -242,23 +243,54 @@ class TileTree(Tree):
         start = within * HASH_BYTES
         return self._tile(tile_level, index)[height][start : start + HASH_BYTES]
 
-    def _tile(self, level: int, index: int) -> list[bytes]:
-        """The rows of a full tile, checked against the tile above it."""
-        key = (level, index)
-        if (rows := self._cache.get(key)) is not None:
-            self._cache.move_to_end(key)
-            return rows
+    def leaves(self, indexes: Sequence[int]) -> list[bytes]:
+        """The leaf hashes at ascending indexes; FormatError OUT_OF_RANGE as `leaf` raises it."""
+        gone, found = self._gone(0), list[bytes]()
+        tile, row = -1, b""
+        for index in indexes:
+            if not 0 <= index < gone:
+                found.append(self.leaf(index))
+                continue
+            if index // TILE_WIDTH != tile:
+                tile = index // TILE_WIDTH
+                row = self._tile(0, tile)[0]
+            start = index % TILE_WIDTH * HASH_BYTES
+            found.append(row[start : start + HASH_BYTES])
+        return found
+
+    def absent(self, indexes: Iterable[int]) -> list[int]:
+        """Which tiles of level 0, by index, are to be read for the leaves at these indexes."""
+        gone = self._gone(0)
+        tiles = dict.fromkeys(index // TILE_WIDTH for index in indexes if 0 <= index < gone)
+        return [index for index in tiles if (0, index) not in self._cache]
+
+    def fetch(self, level: int, index: int) -> list[bytes]:
+        """Reads a full tile for `keep`, in any thread: the rows over it, the last one its one hash.
+
+        Raises FormatError BAD_TILE for a file of another length, and what `read` raises.
+        """
         data = self._read(level, index, TILE_WIDTH)
         _check_length(level, index, TILE_WIDTH, data)
-        *rows, root = _levels_of(data)
+        return _levels_of(data)
+
+    def keep(self, level: int, index: int, fetched: list[bytes]) -> list[bytes]:
+        """Remembers a tile, checked against the tile above it; its rows. Raises FormatError BAD_TILE."""
+        *rows, root = fetched
         if root != self._node((level + 1) * _HEIGHT, index):
             path = Tile(level, index).path
             raise FormatError(
                 "BAD_TILE", f"expected {path} to fold to what stands above it, got another tile"
             )
-        self._cache[key] = rows
+        self._cache[(level, index)] = rows
         if len(self._cache) > _CACHED:
             self._cache.popitem(last=False)
+        return rows
+
+    def _tile(self, level: int, index: int) -> list[bytes]:
+        """The rows of a full tile."""
+        if (rows := self._cache.get((level, index))) is None:
+            return self.keep(level, index, self.fetch(level, index))
+        self._cache.move_to_end((level, index))
         return rows
 
 

@@ -260,6 +260,11 @@ class Authority:
             raise RefusedError("NOT_OPENED", "expected LedgerOpened at index 0, got an empty log")
         return self.ledger_keys[-1]
 
+    @property
+    def checkpoint_keys(self) -> tuple[VerifierKey, ...]:
+        """The trusted key and those that followed it: one of them signed each checkpoint of this ledger."""
+        return tuple(dict.fromkeys((self.trust.log, *self.ledger_keys)))
+
     def find(self, name: str, key_id: bytes) -> Grant:
         """The grant in force of a signer. Raises RefusedError(KEY_UNKNOWN, KEY_REVOKED)."""
         grant = self.grants.get((name, key_id))
@@ -373,7 +378,9 @@ class Authority:
             raise RefusedError("NOT_REVOCABLE", f"expected a granted principal's key, got {key.name}")
         suspect_from = body.suspect_from if body.HasField("suspect_from") else None
         if suspect_from is not None and suspect_from > index:
-            raise RefusedError("BAD_SUSPECT_FROM", f"expected at most {index}, got {suspect_from}")
+            raise RefusedError(
+                "BAD_SUSPECT_FROM", f"expected an index of at most {index}, got {suspect_from}"
+            )
         revoked = replace(grant, revocation=Revocation(index, suspect_from))
         return replace(self, grants={**self.grants, (key.name, key.key_id): revoked})
 

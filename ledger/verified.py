@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,8 +69,11 @@ class Clean:
     #: recorded_at of the first and of the last entry.
     first_time: int
     last_time: int
-    #: The leaf hashes, 32 bytes each.
-    leaves: bytes
+    count: int
+    #: Leaf hash of the last entry.
+    last: bytes
+    #: The tree over the leaf hashes, in the parts that `merkle.subtrees` makes.
+    subtrees: Sequence[tuple[int, bytes]]
     #: Public key -> stream -> the first sequence, and the next after the last.
     sequences: Mapping[bytes, Mapping[bytes, tuple[int, int]]]
     authors: Mapping[str, int]

@@ -45,7 +45,7 @@ from ledger.errors import CannotTellError, FormatError, InputError, Verification
 from ledger.export import BinaryReader, read_export
 from ledger.fold import Fold, Reader, read_event
 from ledger.head import Freshness, check_continues, check_signatures, parse_remembered
-from ledger.merkle import HASH_BYTES, LEAF_PREFIX, Frontier, root
+from ledger.merkle import LEAF_PREFIX, Frontier, root
 from ledger.trust import KEY_EVENTS, WRITER, Authority, Grant, TrustDocument, parse_trust_document
 from ledger.v1 import event_pb2
 from ledger.verified import Clean, Keys, Verified
@@ -170,15 +170,17 @@ class Verifier:
             known = self._sequences.get(public_key, {})
             if any(known.get(stream, 0) != first for stream, (first, _) in streams.items()):
                 return False
+        if self._passes_remembered(clean.count):
+            return False  # its leaves are needed one by one
         for public_key, streams in clean.sequences.items():
             following = {stream: after for stream, (_, after) in streams.items()}
             self._sequences.setdefault(public_key, {}).update(following)
         for name, count in clean.authors.items():
             self._authors[name] = self._authors.get(name, 0) + count
-        leaves = [clean.leaves[at : at + HASH_BYTES] for at in range(0, len(clean.leaves), HASH_BYTES)]
-        self._grow(leaves)
-        self._index += len(leaves)
-        self._leaf, self._time = leaves[-1], clean.last_time
+        for level, node in clean.subtrees:
+            self._tree.join(level, node)
+        self._index += clean.count
+        self._leaf, self._time = clean.last, clean.last_time
         self._batches += clean.batches
         return True
 
@@ -365,12 +367,16 @@ class Verifier:
 
     def _grow(self, leaves: list[bytes]) -> None:
         """Into the tree; on the way past the remembered size its root is kept, for V7."""
-        size = self._tree.size
-        if self._remembered is not None and size < self._remembered.size <= size + len(leaves):
+        if self._remembered is not None and self._passes_remembered(len(leaves)):
             then = self._tree.copy()
-            then.extend(leaves[: self._remembered.size - size])
+            then.extend(leaves[: self._remembered.size - self._tree.size])
             self._root_then = then.root()
         self._tree.extend(leaves)
+
+    def _passes_remembered(self, count: int) -> bool:
+        """Whether the tree reaches the remembered size with `count` more leaves."""
+        size = self._tree.size
+        return self._remembered is not None and size < self._remembered.size <= size + count
 
     def _fault(self, step: str, reason: str, message: str, index: int | None = None) -> VerificationError:
         return VerificationError(step, reason, message, index=self._index if index is None else index)

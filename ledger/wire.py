@@ -38,11 +38,24 @@ from ledger.errors import (
     VerificationError,
 )
 
-__all__ = ["DOMAIN", "MAX_MESSAGE_BYTES", "CatchAll", "Enter", "abort", "error_of", "peer_name", "status_of"]
+__all__ = [
+    "DOMAIN",
+    "GO_ON",
+    "MAX_MESSAGE_BYTES",
+    "CatchAll",
+    "Enter",
+    "abort",
+    "error_of",
+    "peer_name",
+    "status_of",
+]
 
 DOMAIN: Final = "assay-ledger"
 #: What both sides take in one message: a batch of 3 MiB with its note and framing fits.
 MAX_MESSAGE_BYTES: Final = 4_718_592
+#: Initial metadata by which BlobService.Put says that the header was taken. gRPC gives a refusal that meets a
+#: message under way as INTERNAL: whoever sends much waits for this first.
+GO_ON: Final = ("assay-go-on", "1")
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _MAX_MESSAGE: Final = 3072  # bytes; the message stands twice where a field is named

@@ -6,18 +6,19 @@ indexed before there were rows: all in memory, from the rules alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from gate.report import at_risk, receipt_document
+from ledger.entry import Opening
 from ledger.errors import CannotTellError
 from ledger.fact import Fact
 from ledger.merkle import Tree
 from ledger.receipt import OF_A_ROLLOUT, Receipts
 from ledger.server.listing import summaries
 from ledger.server.receipt_view import ReceiptView
-from ledger.server.stored import Facts
+from ledger.server.stored import Facts, Parsed, Stored
 from ledger.server.updates import UpdateIndex
 from ledger.server.views import Changes, Views
 from ledger.standing import why_fallen
@@ -54,13 +55,27 @@ class _Entries(Facts):
     def grant(self, name: str, key_id: bytes) -> Grant:
         return next(e[3] for e in self._entries if (e[3].key.name, e[3].key.key_id) == (name, key_id))
 
-    def at(self, positions: Sequence[int]) -> Iterator[Fact]:
-        assert list(positions) == sorted(positions)
-        for position in positions:
+    def absent(self, positions: Iterable[int]) -> list[int]:
+        return []
+
+    def read(self, positions: Iterable[int], tiles: Iterable[int]) -> Parsed:
+        wanted = list(positions)
+        assert wanted == sorted(wanted)
+        entries = []
+        for position in wanted:
             index, recorded_at, leaf, grant, event, _ = self._entries[position]
             name = event.WhichOneof("body")
             assert name is not None
-            yield Fact(index, recorded_at, leaf, grant, name, getattr(event, name))
+            opening = Opening(1, grant.key.name, grant.key.key_id, bytes(16), 0, bytes(64))
+            stored = Stored(index, recorded_at, b"", opening, leaf, (index, leaf))
+            entries.append((stored, name, getattr(event, name)))
+        return Parsed(entries, {})
+
+    def take(self, parsed: Parsed) -> list[Fact]:
+        return [
+            Fact(s.position, s.recorded_at, s.leaf, self._entries[s.position][3], name, body)
+            for s, name, body in parsed.entries
+        ]
 
     def recorded_at(self, index: int) -> int:
         return self._entries[index][1]
@@ -76,7 +91,7 @@ class ColdFold:
         self._open()
 
     def _open(self) -> None:
-        facts = _Entries(self._entries)
+        facts = self.facts = _Entries(self._entries)
         self.index = UpdateIndex(self.views)
         self.view = ReceiptView(self.views, self.index, facts, self._tree.root)
         self.size = self.views.size
@@ -93,7 +108,7 @@ class ColdFold:
         if self.size > self.views.size:
             rows = self.index.take_changes() | self.view.take_changes()
             root = self._tree.root(self.size)
-            self.views.write(Changes(self.size, root, self.view.receipts.orphans, rows))
+            self.views.write(Changes(self.size, root, self.view.receipts.orphans, None, rows))
             self.views.size = self.size
             self.index.written()
             self.view.written(self.size)
@@ -154,6 +169,7 @@ def concluded(receipts: Receipts) -> dict[str, Any]:
         "voids": receipts.voids,
         "unknown": receipts.unknown_pointers,
         "orphans": receipts.orphans,
+        "erased": receipts.erased,
         "candidates": receipts.latest_candidate,
         "touched": receipts.touched,
         "defaults": receipts.pointers.all(),

@@ -25,13 +25,12 @@ from typing import Any, Final
 
 import grpc
 
-from clients.home import DEVELOPMENT_PRINCIPALS, ROOT, Home, Principal, create_home
+from clients.home import DEVELOPMENT_PRINCIPALS, ROOT, Home, Principal, create_home, ledger_config
 from clients.identity import Identity, load_identity
 from clients.ids import RANDOM_BYTES, uuid7
 from clients.keyfile import read_key
 from clients.ledger import LedgerClient
 from clients.memory import Memory
-from clients.servers import ledger_config
 from ledger.entry import encode_run
 from ledger.export import encode_export_header
 from ledger.fold import Fold

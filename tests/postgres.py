@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,8 @@ from uuid import uuid4
 
 import psycopg
 from psycopg import sql
+
+from tests.ports import free_port
 
 __all__ = ["Cluster", "NoPostgresError", "cluster", "database", "programs"]
 
@@ -43,7 +44,7 @@ class Cluster:
         self._programs = programs()
         self._root = Path(tempfile.mkdtemp(prefix="assay-postgres-"))
         self._as_user = _give_away(self._root)
-        self.port = _free_port()
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -148,10 +149,3 @@ def _give_away(root: Path) -> Sequence[str]:
         raise NoPostgresError(f"expected a user {_SERVER_USER} to run a server as, got none") from error
     os.chown(root, user.pw_uid, user.pw_gid)
     return ("setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -24,7 +24,8 @@ from typer.main import get_command
 
 from clients.cli.main import app
 from tests.cli.manual import blocks
-from tests.cli.office import Office, free_port
+from tests.cli.office import Office
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

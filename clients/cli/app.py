@@ -28,6 +28,7 @@ from ledger.errors import AssayError, NotFoundError, RefusedError
 __all__ = [
     "READERS",
     "AssayGroup",
+    "ConfigOption",
     "JsonFlag",
     "ResourceArgument",
     "ScopeArgument",
@@ -190,6 +191,16 @@ def _note_json(context: typer.Context, value: bool) -> bool:
     return value
 
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        exists=True,
+        dir_okay=False,
+        help="The ledger's configuration.",
+        show_default="ledger.json of the home",
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Answer in JSON.", callback=_note_json, is_eager=True)]
 UpdateArgument = Annotated[
     str, typer.Argument(metavar="UPDATE", help="Id of the update.", show_default=False)

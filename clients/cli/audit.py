@@ -123,13 +123,9 @@ class Audit:
                 f"expected a file of {self.trust.origin}, which the trust document is for, got a file of "
                 f"{origin}",
             )
-        if file.is_dir():
-            check_hash_tiles(file)
 
     def _remembering(self, file: Path, run: Callable[[bytes | None], Verified]) -> Verified:
-        """Runs a pass against what is remembered, and remembers what passed."""
-        if self.memory is None:
-            return run(None)
+        """Runs a pass against what is remembered, then looks at hash tiles, and remembers what passed."""
         memory = Memory(self.trust, self.memory)
         try:
             verified = run(memory.note)
@@ -137,6 +133,8 @@ class Audit:
             if error.reason == "FORKED":
                 _keep_both(file, memory)
             raise
+        if file.is_dir():
+            check_hash_tiles(file, verified.size, verified.root)
         memory.advance(verified.checkpoint, parse_checkpoint_text(parse_note(verified.checkpoint).text))
         return verified
 

@@ -58,7 +58,10 @@ def get(
     context: typer.Context,
     digest: _DigestArgument,
     output: Annotated[
-        Path, typer.Option("-o", "--output", dir_okay=False, help="File to write.", show_default=False)
+        Path,
+        typer.Option(
+            "-o", "--output", dir_okay=False, help="File to write, or to replace.", show_default=False
+        ),
     ],
     as_json: JsonFlag = False,
 ) -> None:
@@ -105,7 +108,7 @@ def stat(context: typer.Context, digest: _DigestArgument, as_json: JsonFlag = Fa
 
     found = wait_for(ask())
     stored = found.blob if found.HasField("blob") else None
-    kept = "by an event" if found.named else "by no event: it will be removed"
+    kept = "by an event" if found.named else "by no event yet: it will be removed"
     document = {
         "digest": wanted.hex(),
         "state": blob_pb2.BlobState.Name(found.state).removeprefix("BLOB_STATE_"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from clients.cli.app import READERS, JsonFlag, session_of, wait_for
+from clients.cli.app import READERS, ConfigOption, JsonFlag, session_of, wait_for
 from clients.cli.exits import Exit
 
 if TYPE_CHECKING:
@@ -28,16 +28,7 @@ _AWAY: Final = "the ledger does not answer"
 
 def doctor(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            exists=True,
-            dir_okay=False,
-            help="The ledger's configuration.",
-            show_default="ledger.json of the home",
-        ),
-    ] = None,
+    config: ConfigOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """What is wrong with this installation and what to do: files, keys, certificates, disk, services.

@@ -65,11 +65,12 @@ class _Explained:
             "does_not_count": [item.document() for item in self.uncounted],
             "anomalies": self.judged.receipt["anomalies"],
             "protected_cases_fallen": self.fallen,
+            "erased_content": self.judged.receipt["during"]["erased_content"],
         }
 
     def show(self) -> None:
         """As text."""
-        from clients.cli.oddities import uncounted_lines
+        from clients.cli.oddities import erased_lines, uncounted_lines
         from clients.cli.show import lines
 
         self.judged.show(details=True)
@@ -82,6 +83,8 @@ class _Explained:
         if anomalies:
             lines("", "does not count")
             lines(*uncounted_lines(self.uncounted, anomalies, self.judged.verdict.update))
+        if erased := list(erased_lines(self.judged.receipt)):
+            lines("", "erased, which changes no check", *erased)
 
 
 async def _explained(session: Session, update: str, step: Any) -> _Explained:

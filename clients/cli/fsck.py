@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from clients.cli.app import JsonFlag, session_of
+from clients.cli.app import ConfigOption, JsonFlag, session_of
 from clients.cli.exits import Exit
 
 __all__ = ["fsck"]
@@ -19,16 +18,7 @@ __all__ = ["fsck"]
 
 def fsck(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            exists=True,
-            dir_okay=False,
-            help="The ledger's configuration.",
-            show_default="ledger.json of the home",
-        ),
-    ] = None,
+    config: ConfigOption = None,
     repair: Annotated[
         bool,
         typer.Option(
@@ -43,12 +33,14 @@ def fsck(
     compared with what the log says. Exit code 3 where something was found.
     """
     from clients.cli.show import counted, emit, lines, table
+    from clients.doctor import Ledger
     from ledger.errors import NotFoundError
 
-    file = config or session_of(context).home / "ledger.json"
-    if not file.exists():
+    home = session_of(context).home
+    file, ledger = config or home / "ledger.json", Ledger.of(home, config)
+    if not file.exists() or (ledger.store is None and not ledger.sqlite.exists()):
         raise NotFoundError(
-            "NO_STORE", f"expected a configuration at {file}, got none: no ledger served there yet"
+            "NO_STORE", f"expected a ledger's database in {ledger.data}, got none: no ledger served there yet"
         )
     command = [sys.executable, "-m", "ledger.server", "--config", str(file), "--fsck"]
     ran = subprocess.run(

@@ -8,7 +8,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -105,12 +105,14 @@ def _import_trajectories(
     from clients.cli.show import emit, lines
     from clients.importers.trajectories import Report, read_trajectories
 
+    frame, warnings = wait_for(_as_declared(session, frame))
     options = asdict(frame) | {"resource_digest": (frame.resource_digest or b"").hex()}
+    if frame.inline:
+        del options["inline"]  # what was imported before there was a choice is sent again as it was
     source, report = sha256(data).digest(), Report()
     total = sum(1 for _ in read_trajectories(data, frame, Report()))  # all of it is read before any is sent
     wait_for(_check_rollouts(session, read_trajectories(data, frame, Report())))
     items = _kept(read_trajectories(data, frame, report), blobs)
-    warnings = wait_for(_warnings(session, frame.workflow, frame.workflow_version, frame.update))
     sent = wait_for(send(session, ("runner", "judge"), items, source, options, total))
     if upload:
         wait_for(_upload(session, read_trajectories(data, frame, Report())))
@@ -121,7 +123,11 @@ def _import_trajectories(
         "warnings": warnings,
     }
     warned = [f"WARNING: {warning}" for warning in warnings]
-    emit(document, as_json, lambda: lines(sent.line(), *_report_lines(report, blobs, upload), *warned))
+    emit(
+        document,
+        as_json,
+        lambda: lines(sent.line(), *_report_lines(report, blobs, upload, frame.inline), *warned),
+    )
 
 
 async def _upload(session: Session, items: Iterable[Imported]) -> None:
@@ -146,19 +152,28 @@ async def _check_rollouts(session: Session, items: Iterable[Imported]) -> None:
         await check_rollouts(desk.receipts, items)
 
 
-async def _warnings(session: Session, workflow: str, version: int, update: str | None) -> list[str]:
-    """Why nothing of what is imported will count, as far as it can be told beforehand."""
+async def _as_declared(session: Session, frame: Frame) -> tuple[Frame, list[str]]:
+    """The frame with the content rule of its workflow, and why nothing of what is imported will count.
+
+    As far as both can be told beforehand.
+    """
     from clients.cli.desk import open_desk
     from clients.cli.whole import fold_log
     from ledger.errors import CannotTellError
+    from ledger.v1 import operator_pb2
+
+    workflow, version, update = frame.workflow, frame.workflow_version, frame.update
 
     async with open_desk(session, "judge") as desk:
         try:
             receipts = (await fold_log(desk, "read declarations")).receipts
         except CannotTellError as error:
-            return [f"whether these rollouts will count cannot be told by this release: {error}"]
+            return frame, [f"whether these rollouts will count cannot be told by this release: {error}"]
     warnings = []
-    if receipts.registry.workflow(workflow, version, receipts.size) is None:
+    declared = receipts.registry.workflow(workflow, version, receipts.size)
+    if declared is not None and declared.body.content_rule == operator_pb2.CONTENT_RULE_BLOB:
+        frame = replace(frame, inline=False)
+    if declared is None:
         warnings.append(
             f"{workflow} version {version} is not declared in this log: nothing says what its rollouts must "
             "show"
@@ -169,7 +184,7 @@ async def _warnings(session: Session, workflow: str, version: int, update: str |
         warnings.append(f"nobody proposed {update}: these rollouts count for nothing")
     elif not receipts.update(update).of("update_frozen"):
         warnings.append(f"{update} is not frozen: rollouts from before the freeze do not count")
-    return warnings
+    return frame, warnings
 
 
 def _kept(items: Iterable[Imported], folder: Path | None) -> Iterator[Imported]:
@@ -202,7 +217,7 @@ def _report(report: Report) -> dict[str, Any]:
     }
 
 
-def _report_lines(report: Report, blobs: Path | None, upload: bool) -> Iterator[str]:
+def _report_lines(report: Report, blobs: Path | None, upload: bool, inline: bool) -> Iterator[str]:
     from clients.cli.show import counted
 
     said = _report(report)
@@ -223,7 +238,8 @@ def _report_lines(report: Report, blobs: Path | None, upload: bool) -> Iterator[
     if said["blobs"]:
         places = [*([] if blobs is None else [f"in {blobs}"]), *(["in the ledger's store"] if upload else [])]
         kept = " and ".join(places) or "not kept (--upload-blobs)"
-        yield f"  {said['blobs']} spans too long for the log: it holds their digests; their content is {kept}"
+        why = "too long for the log" if inline else "declared to stand outside the log"
+        yield f"  {said['blobs']} spans {why}: it holds their digests; their content is {kept}"
     yield from (f"  odd: {count} × {what}" for what, count in said["odd"].items())
 
 

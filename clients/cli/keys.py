@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clients.cli.app import READERS, JsonFlag, Session, group, session_of, wait_for
+from clients.cli.keyfiles import NameArgument, new, passphrase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from clients.keys import KeyDesk, Known
-    from ledger.note import SigningKey, VerifierKey
+    from ledger.note import VerifierKey
     from ledger.trust import Grant
 
 __all__ = ["keys"]
 
 keys = group("Keys and who holds them: list, grant, revoke, rotate (root); new, passphrase (anybody).")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Principal.", show_default=False)]
 ReasonOption = Annotated[
     str, typer.Option("--reason", help="Stands in the log for ever.", show_default=False)
 ]
@@ -137,14 +137,6 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _new_key(name: str) -> tuple[bytes, SigningKey]:
-    """A fresh key: its file's bytes, plain, and itself."""
-    from ledger.keyfile import decode_key, encode_key
-
-    data = encode_key(name, secrets.token_bytes(32))
-    return data, decode_key(data)
-
-
 @keys.command()
 def grant(
     context: typer.Context,
@@ -201,7 +193,7 @@ def _key_granted(role: str, controller: str, kind: ApproverKind | None, digest: 
 async def _grant(home: Path, desk: KeyDesk, name: str, body: Any, vkey: str | None) -> dict[str, Any]:
     from clients.certificates import check_holder
     from clients.home import add_principal
-    from clients.keyfile import passphrase_like, read_key, write_key
+    from clients.keyfile import new_key, passphrase_like, read_key, write_key
     from clients.keys import grants_same
     from ledger.errors import RefusedError
     from ledger.trust import role_name
@@ -215,7 +207,7 @@ async def _grant(home: Path, desk: KeyDesk, name: str, body: Any, vkey: str | No
     elif file.exists():  # made by a grant that broke off
         key = read_key(file, name).verifier_key
     else:
-        data, made = _new_key(name)
+        data, made = new_key(name)
         key = made.verifier_key
     body.vkey = str(key)
     held = known.authority.grants.get((name, key.key_id))
@@ -230,7 +222,8 @@ async def _grant(home: Path, desk: KeyDesk, name: str, body: Any, vkey: str | No
     if not (folder / "client.crt").exists():
         _credential(home, folder, name)
     if data is not None:
-        write_key(file, data, passphrase_like(_root_key(home, known)))
+        beside = _root_key(home, known)
+        write_key(file, data, None if beside is None else passphrase_like(beside))
     index = None if held is None else held.granted_at
     if index is None:
         index, known = await desk.write(known, body)
@@ -249,10 +242,10 @@ def _named(vkey: str, name: str) -> VerifierKey:
     return key
 
 
-def _root_key(home: Path, known: Known) -> Path:
-    """The file of a root key that the home holds; the first of those that the trust document names."""
+def _root_key(home: Path, known: Known) -> Path | None:
+    """The file of a root key that the home holds, by the trust document's order; None where it has none."""
     files = (home / "principals" / key.name / "note.key" for key in known.authority.trust.roots)
-    return next(file for file in files if file.exists())
+    return next((file for file in files if file.exists()), None)
 
 
 def _credential(home: Path, folder: Path, name: str) -> None:
@@ -307,6 +300,7 @@ async def _revoke(
         "index": index,
         "suspect_from": suspect_from,
         "verified_size": known.verified.size,
+        "next": "assay status (defaults at risk), assay updates (verdicts that stand no more)",
     }
 
 
@@ -326,7 +320,7 @@ def rotate(
 
 
 async def _rotate(home: Path, desk: KeyDesk, name: str, reason: str) -> dict[str, Any]:
-    from clients.keyfile import passphrase_like, read_key, write_key
+    from clients.keyfile import new_key, passphrase_like, read_key, write_key
     from clients.keys import grant_in_force, rotation_of
     from ledger.v1 import root_pb2
 
@@ -338,7 +332,7 @@ async def _rotate(home: Path, desk: KeyDesk, name: str, reason: str) -> dict[str
     if pending is None:
         old = grant_in_force(known.authority, name, read_key(file, name).verifier_key.key_id.hex())
         pending = folder / f"next-{old.key.key_id.hex()}.key"
-        data, made = _new_key(name)
+        data, made = new_key(name)
         desk.check(known, rotation_of(old, made.verifier_key))
         write_key(pending, data, passphrase_like(file))
     old = known.authority.grants[name, bytes.fromhex(pending.stem.removeprefix("next-"))]
@@ -376,8 +370,8 @@ def rotate_ledger(
 
 
 async def _rotate_ledger(home: Path, desk: KeyDesk, reason: str, vkey: str | None) -> dict[str, Any]:
-    from clients.keyfile import passphrase_like, read_key, write_key
-    from ledger.errors import RefusedError
+    from clients.keyfile import new_key, passphrase_like, read_key, write_key
+    from ledger.errors import NotFoundError, RefusedError
     from ledger.v1 import root_pb2
 
     known = await desk.known()
@@ -389,11 +383,18 @@ async def _rotate_ledger(home: Path, desk: KeyDesk, reason: str, vkey: str | Non
     elif fresh:
         new = fresh[0]
     else:
-        data, made = _new_key(origin)
+        held = files.get(known.authority.ledger_key)
+        if held is None:
+            raise NotFoundError(
+                "KEY_ABSENT",
+                f"expected the ledger's key in {folder}, got none: make the new one where that one is kept "
+                "(assay key new), and name it with --vkey",
+            )
+        data, made = new_key(origin)
         new = made.verifier_key
         desk.check(known, root_pb2.LedgerKeyRotated(ledger_vkey=str(new), reason=reason))
         file = folder / f"note-{new.key_id.hex()}.key"
-        write_key(file, data, passphrase_like(files[known.authority.ledger_key]))
+        write_key(file, data, passphrase_like(held))
         return {
             "made": str(file),
             "next": "start the ledger again, so that it holds both keys, then run this command once more",
@@ -415,55 +416,5 @@ async def _rotate_ledger(home: Path, desk: KeyDesk, reason: str, vkey: str | Non
     }
 
 
-# --- key files -------------------------------------------------------------------------------------------
-
-
-@keys.command()
-def new(
-    name: NameArgument,
-    file: Annotated[
-        Path, typer.Option("--file", dir_okay=False, help="Where to put it; must be new.", show_default=False)
-    ],
-    encrypt: Annotated[bool, typer.Option("--encrypt", help="Ask for a passphrase.")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Make a key where it will be used, and print its public half for root to grant (--vkey)."""
-    from clients.cli.show import emit, lines
-    from clients.keyfile import new_passphrase, write_key
-    from ledger.errors import RefusedError
-
-    if file.exists():
-        raise RefusedError("FILE_EXISTS", f"expected a new file, got {file}")
-    data, made = _new_key(name)
-    write_key(file, data, new_passphrase() if encrypt else None)
-    vkey = str(made.verifier_key)
-    emit({"vkey": vkey, "file": str(file), "encrypted": encrypt}, as_json, lambda: lines(vkey))
-
-
-@keys.command()
-def passphrase(
-    context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Principal, or `ledger`.", show_default=False)],
-    remove: Annotated[bool, typer.Option("--remove", help="Leave the key in plain text.")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Encrypt a key of this home under a new passphrase, or change that.
-
-    The old passphrase is ASSAY_PASSPHRASE, the new one ASSAY_NEW_PASSPHRASE; what is not set is asked for.
-    """
-    from clients.cli.show import emit, lines
-    from clients.keyfile import new_passphrase, read_plain, write_key
-    from ledger.errors import NotFoundError
-
-    home = session_of(context).home
-    folder = home / "ledger" if name == "ledger" else home / "principals" / name
-    files = sorted(folder.glob("note*.key"))
-    if not files:
-        raise NotFoundError("KEY_ABSENT", f"expected a key of {name} in {folder}, got none")
-    plain = [(file, read_plain(file)) for file in files]
-    secret = None if remove else new_passphrase()
-    for file, data in plain:
-        write_key(file, data, secret)
-    shown = [str(file) for file in files]
-    said = "in plain text" if remove else "encrypted"
-    emit({"files": shown, "encrypted": not remove}, as_json, lambda: lines(*(f"{f}: {said}" for f in shown)))
+for _command in (new, passphrase):
+    keys.command()(_command)

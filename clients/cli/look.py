@@ -40,6 +40,7 @@ def status(
 
 
 def _show_status(document: Mapping[str, Any]) -> None:
+    from clients.cli.receipts import at_risk_of
     from clients.cli.show import counted, lines, pairs
 
     pairs(
@@ -57,7 +58,7 @@ def _show_status(document: Mapping[str, Any]) -> None:
                 ("approved default", pointer["default"] or "none"),
                 ("how", pointer["origin"]),
                 ("latest candidate", pointer["candidate"] or "none"),
-                ("AT RISK", ", ".join(pointer["at_risk"]) or None),
+                ("AT RISK", at_risk_of(pointer["at_risk"], pointer["resource"], pointer["scope"])),
                 ("asked for", _asked_for(pointer)),
             )
         )

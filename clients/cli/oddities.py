@@ -17,7 +17,7 @@ from clients.cli.show import counted
 if TYPE_CHECKING:
     from clients.cli.desk import Desk
 
-__all__ = ["ANOMALIES", "Uncounted", "find_uncounted", "uncounted_lines", "words_of"]
+__all__ = ["ANOMALIES", "Uncounted", "erased_lines", "find_uncounted", "uncounted_lines", "words_of"]
 
 ANOMALIES: Final[Mapping[str, str]] = {
     "REPEATED": "said before, the same way",
@@ -41,11 +41,21 @@ _NAMED: Final = frozenset(
     | {"EVALUATION_NOT_CHOSEN"}
 )
 _MANY: Final = 40  # entries looked up; the rest is counted
+_SHOWN: Final = 10  # erased contents shown to people; JSON has them all
 
 
 def words_of(code: str) -> str:
     """The code and what it says."""
     return f"{code} ({ANOMALIES[code]})" if code in ANOMALIES else code
+
+
+def erased_lines(receipt: Mapping[str, Any]) -> Iterator[str]:
+    """Content that claims of the update name and that is gone. The claims stand, and count as before."""
+    erased = receipt["during"]["erased_content"]
+    for gone in erased[:_SHOWN]:
+        yield f"  {gone['rollout']}: content {gone['digest']} ERASED by the entry at index {gone['erased']}"
+    if (more := len(erased) - _SHOWN) > 0:
+        yield f"  and {more} more ERASED (--json)"
 
 
 @dataclass(frozen=True, slots=True)

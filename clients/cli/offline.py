@@ -207,7 +207,8 @@ class _Judged:
         from gate.report import frame_of, receipt_document
 
         self._judgement = RulesJudge().evaluate(receipts, update, step, receipts.size)
-        self._frame = frame_of(receipt_document(receipts, update, receipts.size), STEPS[step])
+        self._receipt = receipt_document(receipts, update, receipts.size)
+        self._frame = frame_of(self._receipt, STEPS[step])
 
     @classmethod
     def at_end(cls, receipts: Receipts, update: str, step: int) -> _Judged:
@@ -238,14 +239,16 @@ class _Judged:
             "findings": finding_documents(self._judgement.findings),
             "evidence_digest": self._judgement.evidence_digest.hex(),
             "findings_digest": self._judgement.findings_digest.hex(),
+            "erased_content": self._receipt["during"]["erased_content"],
         }
 
     def show(self) -> None:
         """As a table."""
         from clients.cli.findings import show_findings, show_frame
+        from clients.cli.oddities import erased_lines
         from clients.cli.show import lines
 
         lines("", f"update {self._frame['update']}")
         show_frame(self._frame)
         show_findings(self._judgement.verdict, self._judgement.findings)
-        lines(f"evidence digest {self._judgement.evidence_digest.hex()}")
+        lines(f"evidence digest {self._judgement.evidence_digest.hex()}", *erased_lines(self._receipt))

@@ -93,7 +93,9 @@ def workflow(
     destinations: Annotated[
         list[str] | None, typer.Option("--destination", metavar="NAME", help="Where effects are to be found.")
     ] = None,
-    blobs: Annotated[bool, typer.Option("--blobs", help="Content stands in blobs, not in the log.")] = False,
+    blobs: Annotated[
+        bool, typer.Option("--blobs", help="Spans stand in blobs; the log refuses them inline.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Declare what a workflow's rollouts must show, before results are seen. A version is declared once."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -20,7 +20,7 @@ from clients.cli.app import (
 if TYPE_CHECKING:
     from ledger.v1 import receipt_pb2
 
-__all__ = ["candidate", "default", "origin_of", "receipt"]
+__all__ = ["at_risk_of", "candidate", "default", "origin_of", "receipt"]
 
 _MANY: Final = 10  # rollouts and anomalies shown to people; JSON has them all
 
@@ -44,11 +44,12 @@ def receipt(context: typer.Context, update: UpdateArgument, as_json: JsonFlag = 
 
 
 def _receipt_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    from clients.cli.oddities import words_of
+    from clients.cli.oddities import erased_lines, words_of
 
     yield f"receipt of {document['update']} as of {document['as_of']['size']} entries"
     yield from _before_lines(document["before"])
     yield from _during_lines(document["during"])
+    yield from erased_lines(document)
     yield from _after_lines(document["after"])
     anomalies = document["anomalies"]
     yield f"anomalies, which do not count: {len(anomalies)}"
@@ -85,10 +86,6 @@ def _during_lines(during: Mapping[str, Any]) -> Iterator[str]:
     yield f"  completed with all declared spans: {'MISSING' if covered is None else covered}"
     for family, count in during["rollouts_lacking_family"].items():
         yield f"  lacking {family}: {count} rollouts"
-    for erased in during["erased_content"][:_MANY]:
-        yield f"  {erased['rollout']}: content {erased['digest']} ERASED by the entry at {erased['erased']}"
-    if (gone := len(during["erased_content"]) - _MANY) > 0:
-        yield f"  and {gone} more ERASED (--json)"
     for rollout in during["notable_rollouts"][:_MANY]:
         attempts = ", ".join(f"{a['number']} {a['outcome'] or 'MISSING'}" for a in rollout["attempts"])
         yield f"  {rollout['rollout']}: {rollout['standing']}; attempts: {attempts or 'none'}"
@@ -188,11 +185,18 @@ def default(
                 ("how", origin),
                 ("rests on", f"index {found.index}, proven to be in the log"),
                 ("moved last", f"index {found.moved_index}"),
-                ("AT RISK", ", ".join(found.at_risk) or None),
+                ("AT RISK", at_risk_of(found.at_risk, resource, scope)),
             )
         )
 
     emit(document, as_json, show)
+
+
+def at_risk_of(codes: Sequence[str], resource: str, scope: str) -> str | None:
+    """What a promotion rested on and no longer holds, and what can be done; None where it holds."""
+    if not codes:
+        return None
+    return f"{', '.join(codes)}: serves all the same until assay rollback {resource} {scope} --reason …"
 
 
 def origin_of(found: receipt_pb2.ResolveDefaultResponse) -> str:

@@ -122,6 +122,7 @@ def _home_document(made: NewHome) -> dict[str, Any]:
         "home": str(made.path),
         "origin": made.home.origin,
         "trust": str(made.path / "trust.txt"),
+        "configuration": str(made.path / "ledger.json"),
         "ledger": made.home.ledger,
         "gate": made.home.gate,
         "principals": made.home.principals,
@@ -136,6 +137,7 @@ def _home_lines(made: NewHome) -> Iterator[str]:
     yield f"  origin      {document['origin']}"
     yield f"  trust       {document['trust']}"
     yield f"  ledger      will listen on {document['ledger']}"
+    yield f"  settings    {document['configuration']}: its store, metrics and limits, for you to edit"
     yield f"  gate        will listen on {document['gate']}"
     yield f"  principals  {', '.join(f'{who} ({role})' for who, role in made.home.principals.items())}"
     yield ""
@@ -154,23 +156,27 @@ def serve_ledger(
             "--metrics",
             metavar="HOST:PORT",
             help="Where Prometheus reads numbers, without a certificate: keep it on loopback.",
-            show_default="none",
+            show_default="as in ledger.json",
         ),
     ] = None,
-    logs: Annotated[Logs, typer.Option("--logs", help="How stderr reads.")] = Logs.TEXT,
+    logs: Annotated[
+        Logs | None, typer.Option("--logs", help="How stderr reads.", show_default="as in ledger.json")
+    ] = None,
     witnesses: Annotated[
         list[str] | None,
         typer.Option(
             "--witness",
             metavar="NAME=URL",
             help="Where a witness of the trust document takes checkpoints; once for each.",
-            show_default="none",
+            show_default="as in ledger.json",
         ),
     ] = None,
 ) -> None:
     """Run the ledger. Says so in one line of JSON once it serves.
 
-    Once it runs, its exit codes are: 0 stopped as asked, 2 configuration, 3 the log must not go on from here.
+    It is configured by ledger.json of the home, which is yours to edit; what is given here is kept there.
+    Once it runs, its exit codes are: 0 stopped as asked, 2 configuration, 3 the log must not go on from here,
+    75 the store was away or in doubt: start it again.
     """
     from clients.home import load_home
     from clients.servers import check_free, ledger_command
@@ -178,9 +184,13 @@ def serve_ledger(
     home = session_of(context).home.absolute()
     document = load_home(home)
     check_free(document.ledger, "ledger")
-    settings: dict[str, Any] = {"logs": str(logs), "witnesses": _witnesses(witnesses or [])}
+    settings: dict[str, Any] = {}
     if metrics is not None:
         settings["metrics"] = metrics
+    if logs is not None:
+        settings["logs"] = str(logs)
+    if witnesses:
+        settings["witnesses"] = _witnesses(witnesses)
     _become(ledger_command(home, document, **settings))
 
 

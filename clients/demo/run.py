@@ -197,6 +197,7 @@ class _Demo:
         # Port 0 let the system choose; a home that is kept says what was chosen.
         served = home.model_copy(update={"ledger": ledger.address, "gate": gate.address})
         (self.home / "assay.json").write_text(served.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        ledger_command(self.home, served, listen=served.ledger)
         for name in _PRINCIPALS:
             identity = load_identity(self.home, name, target=ledger.address)
             self.clients[name] = await stack.enter_async_context(LedgerClient(identity))

@@ -70,6 +70,8 @@ class Frame:
     update: str | None = None
     #: Manifest of what ran, 32 bytes.
     resource_digest: bytes | None = None
+    #: Spans that fit stand in the log; not where the workflow's version was declared for blobs.
+    inline: bool = True
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class Report:
     rewards: Counter[float] = field(default_factory=Counter)
     #: Runs without a reward.
     unscorable: int = 0
-    #: Spans that were too long to stand in the log.
+    #: Spans that do not stand in the log, most often because they are too long.
     blobs: int = 0
     #: Anything else worth a look, by what it is.
     odd: Counter[str] = field(default_factory=Counter)
@@ -325,7 +327,7 @@ class _Run:
             rollout=self._rollout, attempt=1, family=span.name, trace_id=span.trace_id, span_id=span.span_id
         )
         data = span.SerializeToString()
-        if len(data) <= MAX_INLINE_BYTES:
+        if self._frame.inline and len(data) <= MAX_INLINE_BYTES:
             recorded.otlp_span = data
             return self._runner(at, span_recorded=recorded)
         self._report.blobs += 1

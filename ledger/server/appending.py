@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 import grpc.aio
 
 from ledger.batch import BatchNote, parse_batch_note
-from ledger.errors import AssayError, InputError, OverloadedError, RefusedError
+from ledger.errors import AssayError, FormatError, InputError, OverloadedError, RefusedError
 from ledger.server.access import Access, check_author
 from ledger.server.metrics import Metrics
 from ledger.server.room import Room
@@ -40,6 +40,7 @@ from ledger.wire import status_of
 __all__ = ["Appender"]
 
 _IN_FLIGHT: Final = 32  # batches of one stream
+_MOST_KEYS: Final = 64  # of a condition; a judgment rests on five
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -178,6 +179,13 @@ class Appender:
         condition = None
         if request.HasField("condition"):
             asked = request.condition
+            # Each is looked up in one go of the loop, at the batch's place.
+            if len(asked.keys) > _MOST_KEYS:
+                raise FormatError(
+                    "TOO_MANY_KEYS",
+                    f"condition.keys: expected at most {_MOST_KEYS}, got {len(asked.keys)}; name what the "
+                    "batch rests on",
+                )
             not_after = asked.not_after if asked.HasField("not_after") else None
             condition = Condition(tuple(asked.keys), asked.since_size, not_after)
         async with self._preparing.setdefault(peer, asyncio.Lock()):

@@ -6,8 +6,8 @@ Rules kept here:
   and trainer what a rollout names that their update may read, and only if every rollout that names it may be
   read by some update's people. What a holdout or canary rollout names too is judged against the learner, and
   who may not read is not told whether there is anything to read.
-- All of it is received before anything is told, whether it is there already or not: an answer proves
-  possession and gives none away.
+- All of it is received before anything is told, whether it is there already, was erased, or neither, and what
+  one did not put takes room meanwhile: an answer proves possession and gives none away.
 - Whole or not at all: a call that ends early, content that is not what its digest covers, and a full disk
   leave nothing. None of them stops the ledger.
 - Erased is for good: from the index of the BlobErased on nothing is given out, put again is refused, and the
@@ -35,12 +35,14 @@ from ledger.errors import AssayError, FormatError, NotFoundError, OverloadedErro
 from ledger.server.access import Access, reads_all
 from ledger.server.blob_index import BlobIndex
 from ledger.server.blobs import SALT_BYTES, Contents, Stored, Upload
-from ledger.server.folds import FoldRunner
+from ledger.server.metrics import Metrics
+from ledger.server.recovery import Recovered
 from ledger.server.room import Streams
 from ledger.server.sequencer import Sequencer
-from ledger.server.updates import UpdateIndex
+from ledger.server.waiters import happens
 from ledger.trust import WRITER, role_name
 from ledger.v1 import blob_pb2, blob_pb2_grpc, event_pb2, options_pb2
+from ledger.wire import GO_ON
 
 __all__ = ["WRITERS", "BlobLimits", "BlobService"]
 
@@ -91,21 +93,22 @@ class BlobService(blob_pb2_grpc.BlobServiceServicer):
         self,
         contents: Contents,
         index: BlobIndex,
-        folds: FoldRunner,
-        updates: UpdateIndex,
+        recovered: Recovered,
         sequencer: Sequencer,
         access: Access,
         clock: Callable[[], int],
         limits: BlobLimits,
+        metrics: Metrics,
     ) -> None:
         self._contents = contents
         self._index = index
-        self._folds = folds
-        self._updates = updates
+        self._folds = recovered.runner
+        self._updates = recovered.index
         self._sequencer = sequencer
         self._access = access
         self._clock = clock
         self._limits = limits
+        self._metrics = metrics
         self._threads = ThreadPoolExecutor(_THREADS, "ledger-blobs")
         self._streams = Streams()
         self._coming: Counter[str] = Counter()  # puts under way, by principal
@@ -119,26 +122,22 @@ class BlobService(blob_pb2_grpc.BlobServiceServicer):
         self, request_iterator: AsyncIterator[blob_pb2.PutRequest], context: _Context
     ) -> blob_pb2.PutResponse:
         """Keeps content."""
-        name, role = self._access.role(context, self._sequencer.state.authority)
-        if role not in WRITERS:
-            may = " or ".join(sorted(role_name(writer) for writer in WRITERS))
-            raise RefusedError(
-                "MAY_NOT_CALL", f"expected a role whose events name blobs ({may}), got {role_name(role)}"
-            )
-        with self._streams.open(name):
-            header = await self._header(request_iterator)
-            blob = header.blob
-            await self._folds.caught_up(self._index, self._sequencer.size)
-            self._check_not_erased(blob.digest)
-            there = await self._stored(blob.digest)
-            if there is not None:
-                _check_same(blob, there)
-                await _receive(request_iterator, header, None, self._in_thread)
-                await self._keep(header, None, name)
-            else:
-                with self._room(name, blob.size):
+        with self._metrics.about_blobs():
+            name, role = self._access.role(context, self._sequencer.state.authority)
+            if role not in WRITERS:
+                may = " or ".join(sorted(role_name(writer) for writer in WRITERS))
+                raise RefusedError(
+                    "MAY_NOT_CALL", f"expected a role whose events name blobs ({may}), got {role_name(role)}"
+                )
+            with self._streams.open(name):
+                header = await self._header(request_iterator)
+                blob = header.blob
+                await self._folds.caught_up(self._index, self._sequencer.size)
+                # What is there is looked at only once the content is: see the rules.
+                with self._room(name, blob):
+                    await context.send_initial_metadata((GO_ON,))
                     await self._take(request_iterator, header, name)
-        return blob_pb2.PutResponse(blob=blob)
+            return blob_pb2.PutResponse(blob=blob)
 
     async def _header(self, requests: AsyncIterator[blob_pb2.PutRequest]) -> blob_pb2.BlobHeader:
         first = await _next(requests)
@@ -170,6 +169,7 @@ class BlobService(blob_pb2_grpc.BlobServiceServicer):
             await self._keep(header, upload, name)
         except OSError as error:
             _log.error("a blob of %d bytes was not stored: %s", header.blob.size, error)
+            await _let_pass(requests, header.blob.size)
             raise OverloadedError(
                 "BLOB_NOT_STORED",
                 f"expected a store that takes {header.blob.size} bytes, got {error.strerror or 'a failure'}; "
@@ -179,7 +179,7 @@ class BlobService(blob_pb2_grpc.BlobServiceServicer):
         finally:
             await self._in_thread(upload.discard)
 
-    async def _keep(self, header: blob_pb2.BlobHeader, upload: Upload | None, name: str) -> None:
+    async def _keep(self, header: blob_pb2.BlobHeader, upload: Upload, name: str) -> None:
         """Makes received content the blob of its digest, unless it is that or was erased meanwhile."""
         blob = header.blob
         async with self._turn(blob.digest):
@@ -187,17 +187,20 @@ class BlobService(blob_pb2_grpc.BlobServiceServicer):
             there = await self._stored(blob.digest)
             if there is not None:
                 _check_same(blob, there)
-            elif upload is None:
-                raise OverloadedError(
-                    "BLOB_GONE", "expected content that stays, got it removed meanwhile: send it again", 0.0
-                )
             else:
                 await self._in_thread(upload.publish, blob.digest, blob.salted)
             self._index.add(blob.digest, Stored(blob.size, blob.salted), name, self._clock())
 
     @contextmanager
-    def _room(self, name: str, size: int) -> Iterator[None]:
-        """Counts content that comes against the limits. Raises RefusedError ORPHANS_FULL, BLOBS_FULL."""
+    def _room(self, name: str, blob: options_pb2.Blob) -> Iterator[None]:
+        """Counts content that comes against the limits, but not what `name` put before.
+
+        Raises RefusedError ORPHANS_FULL, BLOBS_FULL.
+        """
+        if self._index.put_by(blob.digest, name):
+            yield
+            return
+        size = blob.size
         limits, (orphans, orphan_bytes) = self._limits, self._index.orphans(name)
         orphans += self._coming[name]
         orphan_bytes += self._coming_bytes[name]
@@ -229,39 +232,41 @@ class BlobService(blob_pb2_grpc.BlobServiceServicer):
         self, request: blob_pb2.GetRequest, context: _Context
     ) -> AsyncIterator[blob_pb2.GetResponse]:
         """Gives content out."""
-        digest = _check_digest(request.digest)
-        name = await self._check_reader(digest, context)
-        self._check_not_erased(digest)
-        stored = await self._stored(digest)
-        if stored is None:
-            raise _no_such(digest)
-        with self._streams.open(name):
-            file = await self._in_thread(self._contents.open, digest, stored.salted)
-            try:
-                header = blob_pb2.BlobHeader(
-                    blob=_blob(digest, stored),
-                    salt=await self._in_thread(file.read, SALT_BYTES) if stored.salted else None,
-                )
-                yield blob_pb2.GetResponse(header=header)
-                while chunk := await self._in_thread(file.read, _CHUNK):
-                    self._check_not_erased(digest)
-                    yield blob_pb2.GetResponse(chunk=chunk)
-            finally:
-                await self._in_thread(file.close)
+        with self._metrics.about_blobs():
+            digest = _check_digest(request.digest)
+            name = await self._check_reader(digest, context)
+            self._check_not_erased(digest)
+            stored = await self._stored(digest)
+            if stored is None:
+                raise _no_such(digest)
+            with self._streams.open(name):
+                file = await self._in_thread(self._contents.open, digest, stored.salted)
+                try:
+                    header = blob_pb2.BlobHeader(
+                        blob=_blob(digest, stored),
+                        salt=await self._in_thread(file.read, SALT_BYTES) if stored.salted else None,
+                    )
+                    yield blob_pb2.GetResponse(header=header)
+                    while chunk := await self._in_thread(file.read, _CHUNK):
+                        self._check_not_erased(digest)
+                        yield blob_pb2.GetResponse(chunk=chunk)
+                finally:
+                    await self._in_thread(file.close)
 
     async def Stat(self, request: blob_pb2.StatRequest, context: _Context) -> blob_pb2.StatResponse:
         """Where content stands."""
-        digest = _check_digest(request.digest)
-        await self._check_reader(digest, context)
-        named = self._index.named(digest)
-        if (erased := self._index.erased(digest)) is not None:
-            state = blob_pb2.BLOB_STATE_ERASED
-            return blob_pb2.StatResponse(state=state, erased_index=erased, named=named)
-        stored = await self._stored(digest)
-        if stored is None:
-            raise _no_such(digest)
-        state = blob_pb2.BLOB_STATE_STORED
-        return blob_pb2.StatResponse(state=state, blob=_blob(digest, stored), named=named)
+        with self._metrics.about_blobs():
+            digest = _check_digest(request.digest)
+            await self._check_reader(digest, context)
+            named = self._index.named(digest)
+            if (erased := self._index.erased(digest)) is not None:
+                state = blob_pb2.BLOB_STATE_ERASED
+                return blob_pb2.StatResponse(state=state, erased_index=erased, named=named)
+            stored = await self._stored(digest)
+            if stored is None:
+                raise _no_such(digest)
+            state = blob_pb2.BLOB_STATE_STORED
+            return blob_pb2.StatResponse(state=state, blob=_blob(digest, stored), named=named)
 
     async def _check_reader(self, digest: bytes, context: _Context) -> str:
         """The peer's name. Raises RefusedError MAY_NOT_READ, and what `Access.role` raises."""
@@ -308,7 +313,7 @@ class BlobService(blob_pb2_grpc.BlobServiceServicer):
         if (index := self._index.erased(digest)) is not None:
             raise RefusedError(
                 "ERASED",
-                f"expected content that may be kept, got {digest.hex()}, erased by the entry "
+                f"expected content that was not erased, got {digest.hex()}, erased by the entry "
                 f"at index {index}",
             )
 
@@ -342,9 +347,7 @@ class BlobService(blob_pb2_grpc.BlobServiceServicer):
         while True:
             self._index.more.clear()
             collected = await self._tried(self.collect)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_EVERY if collected and counted else _AGAIN):
-                    await self._index.more.wait()
+            await happens(self._index.more, _EVERY if collected and counted else _AGAIN)
             counted = counted or await self._tried(self._count_all)
 
     async def _tried(self, work: Callable[[], Any]) -> bool:
@@ -389,16 +392,22 @@ async def _next(requests: AsyncIterator[blob_pb2.PutRequest]) -> blob_pb2.PutReq
         ) from error
 
 
+async def _let_pass(requests: AsyncIterator[blob_pb2.PutRequest], size: int) -> None:
+    """Takes at most `size` bytes that are still on their way: a refusal that meets them would be lost."""
+    with suppress(OverloadedError):  # a peer that stalls is refused for the first reason
+        while size >= 0 and (request := await _next(requests)) is not None:
+            size -= len(request.chunk)
+
+
 async def _receive(
     requests: AsyncIterator[blob_pb2.PutRequest],
     header: blob_pb2.BlobHeader,
-    upload: Upload | None,
+    upload: Upload,
     in_thread: Callable[..., Any],
 ) -> None:
-    """Takes all chunks, into `upload` if there is one. Raises FormatError BLOB_SIZE, BLOB_DIGEST."""
+    """Takes all chunks into `upload`. Raises FormatError BLOB_SIZE, BLOB_DIGEST."""
     blob, size, covered = header.blob, 0, sha256(header.salt)
-    if upload is not None:
-        await in_thread(upload.write, header.salt)
+    await in_thread(upload.write, header.salt)
     while (request := await _next(requests)) is not None:
         if request.WhichOneof("part") != "chunk":
             raise FormatError("NO_CHUNK", "expected chunks after the header, got something else")
@@ -406,8 +415,7 @@ async def _receive(
         if size > blob.size:
             break
         covered.update(request.chunk)
-        if upload is not None:
-            await in_thread(upload.write, request.chunk)
+        await in_thread(upload.write, request.chunk)
     if size != blob.size:
         more = " or more" if size > blob.size else ""
         raise FormatError("BLOB_SIZE", f"expected {blob.size} bytes as announced, got {size}{more}")

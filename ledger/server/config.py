@@ -13,7 +13,6 @@ from ledger.server.blob_service import BlobLimits
 
 __all__ = ["Config", "load_config"]
 
-
 _BLOBS: Final = BlobLimits()
 
 
@@ -78,12 +77,6 @@ class Config(BaseModel):
                 raise ValueError("expected a URL without a password, got one: use the store's own settings")
         return url
 
-    @property
-    def blob_limits(self) -> BlobLimits:
-        """How much content is kept."""
-        age = self.orphan_seconds * 1_000_000
-        return BlobLimits(self.blob_bytes, self.blobs_bytes, self.orphan_blobs, self.orphan_bytes, age)
-
     @field_validator("store")
     @classmethod
     def _database_without_password(cls, url: str | None) -> str | None:
@@ -97,6 +90,12 @@ class Config(BaseModel):
                 "expected a URL without a password, got one: name a file (?passfile=…) or set PGPASSWORD"
             )
         return url
+
+    @property
+    def blob_limits(self) -> BlobLimits:
+        """How much content is kept."""
+        age = self.orphan_seconds * 1_000_000
+        return BlobLimits(self.blob_bytes, self.blobs_bytes, self.orphan_blobs, self.orphan_bytes, age)
 
 
 def load_config(path: Path) -> Config:

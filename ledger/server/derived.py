@@ -19,18 +19,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from ledger.entry import iter_run
-from ledger.errors import FatalError
 from ledger.merkle import leaf_hash, root
-from ledger.server.blob_index import BlobIndex
+from ledger.server.blob_index import BLOB_INDEX, BlobIndex
 from ledger.server.recovery import VIEWS, recover
 from ledger.server.store import Store
+from ledger.server.views import SQLITE_SUFFIXES
 from ledger.tile import ENTRIES, TILE_WIDTH, Tile
 from ledger.trust import TrustDocument
 
-__all__ = ["BLOB_INDEX", "SQLITE_SUFFIXES", "TileCheck", "check_blob_index", "check_views"]
+__all__ = ["TileCheck", "check_blob_index", "check_views"]
 
-SQLITE_SUFFIXES: Final = ("", "-wal", "-shm")
-BLOB_INDEX: Final = "blobs.sqlite"
 _MOST: Final = 100  # faults that are told one by one
 
 
@@ -142,24 +140,25 @@ def check_blob_index(store: Store, origin: str, size: int, data: Path) -> Iterat
     if not (data / BLOB_INDEX).exists():
         return
     with _copied(data, BLOB_INDEX) as (copy, fresh):
-        try:
-            stored = _blob_rows(store, origin, size, copy / BLOB_INDEX)
-        except FatalError as error:
-            yield str(error)
+        dropped, stored = _blob_rows(store, origin, size, copy / BLOB_INDEX)
+        if dropped is not None:
+            yield dropped
             return
-        expected = _blob_rows(store, origin, size, fresh / BLOB_INDEX)
+        _, expected = _blob_rows(store, origin, size, fresh / BLOB_INDEX)
     for table, rows in expected.items():
         if wrong := rows ^ stored[table]:
             yield f"expected the rows of {table} as the log gives them, got {len(wrong)} others"
 
 
-def _blob_rows(store: Store, origin: str, size: int, path: Path) -> dict[str, set[tuple[Any, ...]]]:
-    """What the index at `path` says of the log, taken on to its end."""
+def _blob_rows(
+    store: Store, origin: str, size: int, path: Path
+) -> tuple[str | None, dict[str, set[tuple[Any, ...]]]]:
+    """Why the index at `path` does not count; and what it says of the log, taken on to its end."""
     index = BlobIndex(path, origin, lambda position: _leaf(store, position), size)
     index.catch_up(store, size)
     index.close()
     with closing(sqlite3.connect(path)) as rows:
-        return {
+        return index.dropped, {
             "names": set(rows.execute("SELECT digest, rollout FROM names")),
             "erased": set(rows.execute("SELECT digest, position FROM erased")),
         }

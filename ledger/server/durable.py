@@ -53,7 +53,7 @@ class Folder:
             raise FatalError(
                 "ALREADY_RUNNING",
                 f"expected to be the one process on {path}, got a lock that another holds: stop that one "
-                "first, or start this one with --standby",
+                "first (a ledger with --standby waits for it)",
             ) from error
 
     def close(self) -> None:

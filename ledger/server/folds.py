@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from ledger.errors import FatalError
 from ledger.fold import Fold
@@ -31,6 +31,8 @@ __all__ = ["FoldRunner", "Folded"]
 _SLICE: Final = 128  # entries folded before other work may run
 _MAX_WAITING: Final = 65_536  # entries
 _MAX_UNWRITTEN: Final = 262_144  # entries
+
+_Ahead: TypeAlias = Callable[[Sequence[event_pb2.Event]], Awaitable[None]]
 
 _log = logging.getLogger("ledger.server.folds")
 
@@ -57,6 +59,7 @@ class FoldRunner:
         self._entries = 0
         self._waiters = Waiters()
         self._more = asyncio.Event()
+        self._ahead: _Ahead | None = None
         self._between = True
         self._kept: int | None = size  # what folds changed below it is written; None: it cannot be
         self.size = size
@@ -69,6 +72,10 @@ class FoldRunner:
     def add(self, fold: Fold) -> None:
         """Feeds one more, which has all entries below `size`; before `run`."""
         self._whole.append(fold)
+
+    def read_ahead(self, ahead: _Ahead) -> None:
+        """Lets `run` await this before it folds a batch: reads what that will ask for; before `run`."""
+        self._ahead = ahead
 
     def give(self, batch: Folded) -> None:
         """Hands a committed batch over; returns at once."""
@@ -125,8 +132,10 @@ class FoldRunner:
         while True:
             await self._more.wait()
             self._more.clear()
+            await asyncio.sleep(0)  # the authors' answers go first
             while self._waiting:
                 batch = self._waiting.popleft()
+                await self._look_ahead(batch)
                 self._between = False
                 for start in range(0, len(batch.events), _SLICE):
                     if start:
@@ -137,6 +146,14 @@ class FoldRunner:
                 self._between = True
                 self._waiters.wake()
                 await asyncio.sleep(0)  # who waits for this goes before the next batch
+
+    async def _look_ahead(self, batch: Folded) -> None:
+        if self._ahead is None:
+            return
+        try:
+            await self._ahead(batch.events)
+        except Exception as error:  # noqa: BLE001 - a fold that needs what cannot be read meets it itself
+            _log.warning("nothing is read ahead for the batch at %d: %r", batch.first_index, error)
 
     def _feed(self, batch: Folded, start: int, end: int) -> None:
         """Gives the entries at offsets [start, end) to every whole fold: each one to all before the next."""

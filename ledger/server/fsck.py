@@ -28,10 +28,13 @@ from ledger.entry import Opening, decode_entry, iter_run
 from ledger.errors import AssayError, CannotTellError, VerificationError
 from ledger.merkle import Frontier
 from ledger.note import VerifierKey
+from ledger.server.blob_index import BLOB_INDEX
 from ledger.server.blobs import Contents
-from ledger.server.derived import BLOB_INDEX, SQLITE_SUFFIXES, TileCheck, check_blob_index, check_views
+from ledger.server.derived import TileCheck, check_blob_index, check_views
 from ledger.server.recovery import TILES, VIEWS
 from ledger.server.store import Marker, Store, marker_originator
+from ledger.server.tiles import CHECKPOINT
+from ledger.server.views import SQLITE_SUFFIXES
 from ledger.server.witnesses import COSIGNED
 from ledger.trust import Grant, TrustDocument
 from ledger.v1 import event_pb2
@@ -40,7 +43,6 @@ from ledger.verify import Verifier
 __all__ = ["Finding", "Kind", "Report", "check_store"]
 
 _MOST: Final = 100  # findings of a kind that are told one by one
-_CHECKPOINT: Final = "checkpoint"
 _TOLD: Final = 500_000  # entries between two lines in the process's log
 
 _log = logging.getLogger("ledger.server")
@@ -111,7 +113,7 @@ class Report:
             return []
         if Kind.TILES in self.counts:
             # The checkpoint goes first: it never stands over tiles that are missing.
-            (data / TILES / _CHECKPOINT).unlink()
+            (data / TILES / CHECKPOINT).unlink()
             shutil.rmtree(data / TILES)
         for kind, name in ((Kind.VIEWS, VIEWS), (Kind.BLOB_INDEX, BLOB_INDEX)):
             for suffix in SQLITE_SUFFIXES if kind in self.counts else ():
@@ -131,7 +133,7 @@ def check_store(store: Store, trust: TrustDocument, data: Path, blobs: Contents 
     Raises FatalError where the store cannot be read, CannotTellError where all is right but entries are of
     event types that this release does not know.
     """
-    released, published = store.released(), data / TILES / _CHECKPOINT
+    released, published = store.released(), data / TILES / CHECKPOINT
     public = published.read_bytes() if published.exists() else None
     cosigned = (data / COSIGNED).read_bytes() if (data / COSIGNED).exists() else None
     sizes = [_claimed_size(note, trust) for note in (released, public, cosigned)]
@@ -195,16 +197,12 @@ def _check_note(report: Report, walk: _Walk, what: str, note: bytes, unsigned: K
     One that no key of this ledger signed says nothing about the log: that is a fault of kind `unsigned`.
     """
     size = walk.edge.size
-    checkpoint: Checkpoint | None = None
-    failure: AssayError | None = None
-    for key in walk.ledger_keys:
-        try:
-            checkpoint = open_checkpoint(note, key)
-        except AssayError as error:
-            failure = error
-    if checkpoint is None:
-        report.add(unsigned, None, f"expected a checkpoint by this ledger, {what}, got {failure}")
-    elif checkpoint.size > size:
+    try:
+        checkpoint = open_checkpoint(note, *walk.ledger_keys)
+    except VerificationError as error:
+        report.add(unsigned, None, f"expected a checkpoint by this ledger, {what}, got {error}")
+        return
+    if checkpoint.size > size:
         found = f"expected at least {checkpoint.size} entries, as {what}, got {size}"
         report.add(Kind.RELEASED, checkpoint.size, found)
     elif checkpoint.root != walk.roots[checkpoint.size]:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from ledger.errors import FatalError
 from ledger.fold import Fold
 from ledger.note import Signer
 from ledger.server.access import Access
-from ledger.server.blob_index import BlobIndex
+from ledger.server.blob_index import BLOB_INDEX, BlobIndex
 from ledger.server.blob_service import BlobLimits, BlobService
 from ledger.server.blobs import contents_of
 from ledger.server.folds import FoldRunner
@@ -201,15 +202,16 @@ def build_server(
     """Recovers the log in `store` and builds the server around it. Call it inside the loop that will serve.
 
     `data`: the folder of what is made of the log (tiles and views). `folds` see every entry beside the
-    server's own, from the first, which makes a long log start slowly.
-    Raises FatalError: what `recover` and `TileWriter` raise, NOT_LISTENING.
+    server's own, from the first, which makes a long log start slowly. The host closes `store`; where this
+    raises, its owner does. Raises FatalError: what `recover` and `TileWriter` raise, NOT_LISTENING.
     """
     store.hold()
-    recovered = recover(store, settings.trust, data, folds)
+    keys = KeyRing(settings.keys)
+    recovered = recover(store, settings.trust, data, folds, keys)
     runner = recovered.runner
     keeper = Keeper(recovered)
     reader, metrics = Reader(store), Metrics()
-    keys = KeyRing(settings.keys)
+    runner.read_ahead(partial(recovered.view.prepare_for, aside=reader.aside))
     sequencer = Sequencer(recovered.state, store, keys, settings.clock, runner, reader, metrics)
     tiles = TileWriter(recovered.tree, store, sequencer)
     witnesses = Witnesses(settings.witnesses, settings.trust, sequencer, data)
@@ -217,31 +219,26 @@ def build_server(
     index = _blob_index(recovered, store, data)
     contents = contents_of(settings.blobs, data)
     blobs = BlobService(
-        contents, index, runner, recovered.index, sequencer, access, settings.clock, settings.blob_limits
+        contents, index, recovered, sequencer, access, settings.clock, settings.blob_limits, metrics
     )
     services = Services(sequencer, reader, access, runner, blobs)
     room = Room(settings.queue_requests, settings.queue_bytes)
     server = grpc.aio.server(interceptors=[CatchAll(_log, _door(access, room))], options=_GRPC_OPTIONS)
-    service = LedgerService(sequencer, reader, access, room, runner, recovered.index, metrics, witnesses)
+    service = LedgerService(sequencer, reader, access, room, recovered, metrics, witnesses)
     ledger_pb2_grpc.add_LedgerServiceServicer_to_server(service, server)
-    receipts = ReceiptService(recovered, keeper, sequencer, reader, access, index)
+    receipts = ReceiptService(recovered, keeper, sequencer, reader, access)
     receipt_pb2_grpc.add_ReceiptServiceServicer_to_server(receipts, server)
     blob_pb2_grpc.add_BlobServiceServicer_to_server(blobs, server)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     enable_server_reflection((*_SERVICES, health.SERVICE_NAME, REFLECTION), server)
     _read_numbers(metrics, sequencer, room, runner, tiles, keeper, witnesses)
-    listener: Listener | None = None
+    _read_blobs(metrics, index)
     try:
         port = server.add_secure_port(listen, credentials)
-        if settings.metrics is not None:
-            listener = metrics.listen(settings.metrics)
-    except FatalError:
-        store.close()
-        raise
     except RuntimeError as error:
-        store.close()
         raise FatalError("NOT_LISTENING", f"expected to listen on {listen}, got {error}") from error
+    listener = None if settings.metrics is None else metrics.listen(settings.metrics)
     origin, genesis = settings.trust.origin, settings.genesis
     return Host(
         server,
@@ -263,7 +260,7 @@ def build_server(
 def _blob_index(recovered: Recovered, store: Store, data: Path) -> BlobIndex:
     """Which content the log names, up to the log's end and on with it."""
     state = recovered.state
-    index = BlobIndex(data / "blobs.sqlite", state.authority.trust.origin, state.tree.leaf, state.size)
+    index = BlobIndex(data / BLOB_INDEX, state.authority.trust.origin, state.tree.leaf, state.size)
     index.catch_up(store, state.size)
     recovered.runner.add(index)
     return index
@@ -327,3 +324,13 @@ def _read_numbers(
         lambda: witnesses.cosigned_at,
     )
     metrics.read("assay_witnesses_away", "Witnesses that failed when last asked.", lambda: witnesses.away)
+
+
+def _read_blobs(metrics: Metrics, index: BlobIndex) -> None:
+    """As `_read_numbers`, of content."""
+    metrics.read("assay_blobs", "Blobs that are stored.", lambda: index.count)
+    metrics.read("assay_blobs_bytes", "Their bytes, without salts.", lambda: index.total)
+    metrics.read("assay_blobs_orphans", "Those that no event names.", lambda: index.orphan_count)
+    metrics.read(
+        "assay_blobs_erased", "Digests whose content an operator had erased.", lambda: index.erased_count
+    )

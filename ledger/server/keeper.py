@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Final
 
 from ledger.errors import FatalError
 from ledger.server.recovery import Recovered
 from ledger.server.views import Changes
+from ledger.server.waiters import happens
 
 __all__ = ["Keeper"]
 
@@ -62,21 +62,14 @@ class Keeper:
         """Writes until `stop`."""
         while not self._stopping:
             await self._folds.between(lambda: self._stopping or self._behind())
-            self._now.clear()
             written = await self._write()
             if not written or self._folds.size - self._views.size < _MANY:
-                await self._pause(_EVERY if written else _RETRY)
+                await happens(self._now, _EVERY if written else _RETRY)
+            self._now.clear()
 
     def _behind(self) -> bool:
         whole = not self._folds.broken(self._index) and not self._folds.broken(self._view)
         return whole and self._folds.size > self._views.size
-
-    async def _pause(self, seconds: float) -> None:
-        if self._stopping:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._now.wait()
 
     async def _write(self) -> bool:
         """Writes what was changed up to a batch's end; False where the disk refused."""

@@ -14,8 +14,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from threading import Thread
 from typing import Final
 from wsgiref.simple_server import WSGIServer
@@ -86,6 +86,12 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+        self._blob_refusals = Counter(
+            "assay_blob_refusals",
+            "Calls for content that were refused, for the caller's fault or until later, by reason code.",
+            ("reason",),
+            registry=registry,
+        )
         self._streams = Gauge("assay_streams_open", "Open streams, by RPC.", ("rpc",), registry=registry)
         for rpc in _STREAMS:
             self._streams.labels(rpc)
@@ -102,6 +108,15 @@ class Metrics:
     def not_placed(self, error: BaseException) -> None:
         """A batch was answered by an error."""
         self._appends.labels(*_outcome(error)).inc()
+
+    @contextmanager
+    def about_blobs(self) -> Iterator[None]:
+        """Counts a call for content if it is refused."""
+        try:
+            yield
+        except (InputError, OverloadedError) as error:
+            self._blob_refusals.labels(error.reason).inc()
+            raise
 
     def committed(self, seconds: float, size: int, batches: int, entries: int) -> None:
         """A commit of `size` bytes of entries is durable and released."""

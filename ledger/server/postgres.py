@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.resources import files
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, Final, Unpack
 from uuid import UUID
 
 import psycopg
@@ -32,7 +32,7 @@ from psycopg.rows import DictRow, dict_row
 
 from ledger.errors import FatalError
 from ledger.server.durable import Folder
-from ledger.server.recorded import RecordedStore
+from ledger.server.recorded import RecordedStore, Which
 
 __all__ = ["PostgresStore"]
 
@@ -176,7 +176,7 @@ class _Database:
                 raise FatalError(
                     "ALREADY_RUNNING",
                     f"expected to be the one process on this log, got its lock held by session {holder} of "
-                    "the database: stop that ledger first, or start this one with --standby",
+                    "the database: stop that ledger first (one with --standby waits for it)",
                 )
         return False
 
@@ -202,20 +202,10 @@ class _Database:
             raise TypeError(f"expected a UUID, got {originator!r}")
         return UUID(bytes=sha256(self._origin + b"\n" + originator.bytes).digest()[:16])
 
-    def select(
-        self,
-        originator: UUID,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> Sequence[StoredEvent]:
+    def select(self, originator: UUID, **which: Unpack[Which]) -> Sequence[StoredEvent]:
         """The committed rows of an originator by version."""
         try:
-            found: Sequence[StoredEvent] = self._recorder.select_events(
-                self._own(originator), gt=gt, lte=lte, desc=desc, limit=limit
-            )
+            found: Sequence[StoredEvent] = self._recorder.select_events(self._own(originator), **which)
         except OperationalError as error:
             raise _away(error) from error
         return found
@@ -285,17 +275,4 @@ class PostgresStore(RecordedStore):
 
         Others may have the log open; `hold` makes this process its writer.
         """
-        try:
-            database = _Database(url, origin)
-        except PersistenceError as error:
-            folder.close()
-            raise FatalError("STORE_UNREADABLE", f"expected to open the store, got {error}") from error
-        except FatalError:
-            folder.close()
-            raise
-        try:
-            super().__init__(database, folder, origin)
-        except FatalError:
-            database.close()
-            folder.close()
-            raise
+        super().__init__(lambda: _Database(url, origin), folder, origin)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from ledger.entry import Entry, decode_entry, iter_run
@@ -25,6 +25,8 @@ __all__ = ["Reader", "cut_run"]
 _CHUNK: Final = 2**20  # bytes of a message's run, beyond which no entry is added
 _TAIL: Final = 16 * 2**20  # bytes of runs kept in memory
 _TAIL_RUNS: Final = 4096
+
+_T = TypeVar("_T")
 
 
 def cut_run(first_index: int, run: bytes, start: int, end: int) -> Iterator[tuple[int, bytes]]:
@@ -137,6 +139,10 @@ class Reader:
             return {stream: self._store.next_sequence(marker) for stream, marker in streams.items()}
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
+
+    async def aside(self, read: Callable[[], _T]) -> _T:
+        """What a blocking `read` gives, in the reading thread. It must touch nothing of the event loop's."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
     async def _runs(self, start: int) -> list[tuple[int, bytes]]:
         """Some runs, about 1 MiB of them, the first of which holds the entry at `start`."""

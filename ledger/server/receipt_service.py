@@ -19,19 +19,18 @@ from typing import Any, Final
 import grpc.aio
 
 from gate.report import at_risk, digests_as_hex, receipt_document
+from ledger.content import named_blob
 from ledger.entry import decode_entry
 from ledger.errors import FormatError, NotFoundError, RefusedError
-from ledger.fact import Fact
 from ledger.fold import read_event
 from ledger.receipt import Receipts
 from ledger.server.access import Access
-from ledger.server.blob_index import BlobIndex, blob_of
 from ledger.server.keeper import Keeper
 from ledger.server.listing import summaries
 from ledger.server.reader import Reader
 from ledger.server.recovery import Recovered
 from ledger.server.sequencer import Sequencer
-from ledger.v1 import event_pb2, operator_pb2, receipt_pb2, receipt_pb2_grpc
+from ledger.v1 import receipt_pb2, receipt_pb2_grpc
 from ledger.wire import MAX_MESSAGE_BYTES
 
 __all__ = ["ReceiptService"]
@@ -55,8 +54,8 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         sequencer: Sequencer,
         reader: Reader,
         access: Access,
-        blobs: BlobIndex,
     ) -> None:
+        self._tree = recovered.tree
         self._views = recovered.views
         self._index = recovered.index
         self._view = recovered.view
@@ -65,7 +64,6 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         self._sequencer = sequencer
         self._reader = reader
         self._access = access
-        self._blobs = blobs
 
     async def _caught_up(self) -> Receipts:
         await self._folds.caught_up(self._view, self._sequencer.size)
@@ -82,13 +80,8 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         receipts = await self._caught_up()
         if request.update not in receipts.updates:
             raise NotFoundError("NO_SUCH_UPDATE", f"expected an update in this log, got {request.update!r}")
+        await self._view.prepare(request.update, self._reader.aside)
         document = receipt_document(receipts, request.update, receipts.size)
-        await self._folds.caught_up(self._blobs, receipts.size)
-        document["during"]["erased_content"] = [
-            {"rollout": rollout, "digest": digest.hex(), "erased": position}
-            for digest, position, rollout in self._blobs.erasures()
-            if self._index.visibility(rollout)[0] == request.update
-        ]
         return receipt_pb2.GetUpdateResponse(receipt_json=_fitting(document), log_size=receipts.size)
 
     async def ListUpdates(
@@ -115,7 +108,8 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
         if not indexes:
             raise NotFoundError("NO_SUCH_ROLLOUT", f"expected a rollout in this log, got {request.rollout!r}")
         claims: list[dict[str, Any]] = []
-        declared: Fact | None = None
+        inline: list[dict[str, Any]] = []
+        under_blob = False
         size = 0
         async for index, data, _ in self._reader.entries(list(indexes)):
             size += len(data)
@@ -130,22 +124,19 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
                 claims.append(
                     {"index": index, "recorded_at": entry.recorded_at, "type": name, "claim": claim}
                 )
-                if name == "rollout_enqueued" and declared is None:
-                    body = event.rollout_enqueued
-                    declared = receipts.registry.workflow(body.workflow, body.workflow_version, receipts.size)
-                claims[-1] |= self._content(event, declared)
+                if (named := named_blob(event)) is not None:
+                    # The claim stands and its content is gone: not the same as a claim that was never made.
+                    claims[-1]["content_erased"] = receipts.erased.get(named[1].digest)
+                elif name == "span_recorded":
+                    inline.append(claims[-1])
+                if name == "rollout_enqueued":
+                    under_blob = under_blob or self._view.content.asked_by(event.rollout_enqueued) is not None
+        if under_blob:
+            # From before the rollout was enqueued or the workflow declared, or taken by an older release.
+            for claim in inline:
+                claim["inline_against_rule"] = True
         document = {"rollout": request.rollout, "claims": claims}
         return receipt_pb2.GetRolloutResponse(rollout_json=_fitting(document), log_size=receipts.size)
-
-    def _content(self, event: event_pb2.Event, declared: Fact | None) -> dict[str, Any]:
-        """What is to be said of the content that an event carries or names, beside the claim itself."""
-        if (named := blob_of(event)) is not None:
-            # The claim stands and its content is gone: not the same as a claim that was never made.
-            return {"content_erased": self._blobs.erased(named[1].digest)}
-        if event.WhichOneof("body") != "span_recorded" or declared is None:
-            return {}
-        rule = declared.body.content_rule
-        return {"inline_against_rule": True} if rule == operator_pb2.CONTENT_RULE_BLOB else {}
 
     async def ResolveDefault(
         self, request: receipt_pb2.ResolveDefaultRequest, context: _Context
@@ -161,6 +152,9 @@ class ReceiptService(receipt_pb2_grpc.ReceiptServiceServicer):
                 f"{request.scope.workflow}/{request.scope.segment}, got none; "
                 "a candidate is never given instead",
             )
+        if move.update is not None:
+            await self._view.prepare(move.update, self._reader.aside)
+        await self._tree.bring(move.index, self._reader.aside)
         head = self._sequencer.head
         promoted = move.update is not None
         return receipt_pb2.ResolveDefaultResponse(

@@ -10,14 +10,15 @@ Rules kept here:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from gate.judge import RulesJudge
 from ledger.claims import VerdictRecord, Void
+from ledger.content import ContentRules
 from ledger.errors import FatalError
 from ledger.receipt import MAY_FELL, SPINE, Judged, Known, Receipts
-from ledger.server.records import CONCLUDED, StoredRecords, concluded
+from ledger.server.records import CONCLUDED, Aside, StoredRecords, concluded
 from ledger.server.stored import Facts
 from ledger.server.updates import UpdateIndex
 from ledger.server.views import Views, pack, unpack
@@ -26,6 +27,11 @@ from ledger.trust import Grant
 from ledger.v1 import canary_pb2, event_pb2, judge_pb2
 
 __all__ = ["ReceiptView"]
+
+#: What is judged, or looked up, in the whole record of the update that it names.
+_JUDGED: Final = frozenset(
+    {"candidate_registered", "canary_started", "verdict_issued", "default_promoted", "default_rolled_back"}
+)
 
 
 class ReceiptView:
@@ -48,6 +54,9 @@ class ReceiptView:
         )
         self._records.standing = self.receipts.standing
         self._standing = list(self.receipts.standing)
+        self.content = ContentRules()  # its declarations: rollouts go into rows
+        for fact in self.receipts.registry.declarations():
+            self.content.declare(fact.body)
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
         self._touched: dict[str, int] = {}
         self._concluded: set[int] = set()  # positions of verdicts to write
@@ -67,6 +76,12 @@ class ReceiptView:
                 pointer = void.pointer or (None, None, None)
                 self._row("voids", void.index, void.step, void.reason, void.message, *pointer)
             self._note(index, name, grant, event, holds=not found)
+        elif name == "rollout_enqueued" and self.content.needed:
+            body = event.rollout_enqueued
+            if (version := self.content.asked_by(body)) is not None:
+                self._row("under_blob", body.rollout, *version)
+        elif name == "blob_erased":
+            self._row("erased", event.blob_erased.digest, index)
 
     def _row(self, table: str, *row: Any) -> None:
         self._rows.setdefault(table, []).append(row)
@@ -78,6 +93,8 @@ class ReceiptView:
             self._touched[key] = index
         if name in SPINE:
             self._row("spine", index, name)
+        if name == "workflow_declared":
+            self.content.declare(body)
         if name == "evaluation_recorded" and body.subject == judge_pb2.SUBJECT_CANDIDATE:
             self._row("judged", body.snapshot_digest, body.update, grant.key.name, grant.key.key_id, index)
         elif name == "candidate_registered":
@@ -109,6 +126,30 @@ class ReceiptView:
         if row is None:
             raise FatalError("VIEWS_BROKEN", f"expected {update} to be an update of the index, got none")
         return row.number
+
+    # --- reading ahead --------------------------------------------------------------------------------------
+
+    async def prepare(self, update: str, aside: Aside) -> None:
+        """Lets the loop do other work while the record of an update that will be asked for is made.
+
+        Raises FatalError: what `StoredRecords.prepare` raises.
+        """
+        await self._records.prepare(update, aside)
+
+    async def prepare_for(self, events: Iterable[event_pb2.Event], aside: Aside) -> None:
+        """As `prepare`, for the updates of which folding these events asks.
+
+        What was not foreseen is read by the fold, while nothing else runs.
+        """
+        for event in events:
+            name = event.WhichOneof("body")
+            updates: set[str] = set()
+            if name in MAY_FELL:
+                updates = self.receipts.resting_on(touches(event))
+            if name in _JUDGED:
+                updates.add(getattr(event, name).update)
+            for update in updates:
+                await self._records.prepare(update, aside)
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -190,5 +231,6 @@ def _known(views: Views, facts: Facts) -> Known:
             )
         ],
         touched=dict(views.select("SELECT key, position FROM touched")),
+        erased=dict(views.select("SELECT digest, position FROM erased")),
         orphans=views.orphans,
     )

@@ -16,9 +16,10 @@ Rules kept here:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import Final, Protocol, TypedDict, Unpack
 from uuid import UUID
 
 from eventsourcing.persistence import PersistenceError, StoredEvent
@@ -27,7 +28,7 @@ from ledger.errors import FatalError, OverloadedError
 from ledger.server.durable import Folder, Released
 from ledger.server.store import Commit, Marker
 
-__all__ = ["Database", "RecordedStore"]
+__all__ = ["Database", "RecordedStore", "Which"]
 
 _RUN: Final = "assay/run/v1"
 _MARKER: Final = "assay/marker/v1"
@@ -37,6 +38,15 @@ _RETRY_AFTER: Final = 0.5  # seconds
 _SMALL: Final = 65_536  # bytes of a run
 _MANY: Final = 32
 _MANY_NOTES: Final = 1024
+
+
+class Which(TypedDict, total=False):
+    """Which rows of an originator: versions greater than `gt`, at most `lte`; the library's names."""
+
+    gt: int
+    lte: int
+    desc: bool
+    limit: int
 
 
 class Database(Protocol):
@@ -50,16 +60,8 @@ class Database(Protocol):
         """All rows or none, durable on return. Never tries again by itself."""
         ...
 
-    def select(
-        self,
-        originator: UUID,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> Sequence[StoredEvent]:
-        """The committed rows of an originator by version: greater than `gt`, at most `lte`."""
+    def select(self, originator: UUID, **which: Unpack[Which]) -> Sequence[StoredEvent]:
+        """The committed rows of an originator by version."""
         ...
 
     def close(self) -> None:
@@ -74,11 +76,21 @@ def _originator(kind: str, origin: str) -> UUID:
 class RecordedStore:
     """A `Store` of a database, and of a folder with the released checkpoint."""
 
-    def __init__(self, database: Database, folder: Folder, origin: str) -> None:
-        """Takes both over, to close them. Raises FatalError: what `Released` raises."""
-        self._database = database
+    def __init__(self, connect: Callable[[], Database], folder: Folder, origin: str) -> None:
+        """Takes over what `connect` opens and the folder, to close them; here too where it raises.
+
+        Raises FatalError: STORE_UNREADABLE, and what `connect` and `Released` raise.
+        """
+        with ExitStack() as opened:
+            opened.callback(folder.close)
+            try:
+                self._database = connect()
+            except PersistenceError as error:
+                raise FatalError("STORE_UNREADABLE", f"expected to open the store, got {error}") from error
+            opened.callback(self._database.close)
+            self._released = Released(folder)
+            opened.pop_all()
         self._folder = folder
-        self._released = Released(folder)
         self._log = _originator(_RUN, origin)
         self._checkpoints = _originator(_CHECKPOINT, origin)
 
@@ -89,18 +101,10 @@ class RecordedStore:
         except PersistenceError as error:
             raise FatalError("STORE_UNREADABLE", f"expected to reach the store, got {error}") from error
 
-    def _select(
-        self,
-        originator: UUID,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> Sequence[StoredEvent]:
+    def _select(self, originator: UUID, **which: Unpack[Which]) -> Sequence[StoredEvent]:
         """Rows of one originator. Raises FatalError STORE_UNREADABLE."""
         try:
-            return self._database.select(originator, gt=gt, lte=lte, desc=desc, limit=limit)
+            return self._database.select(originator, **which)
         except PersistenceError as error:
             raise FatalError("STORE_UNREADABLE", f"expected to read the store, got {error}") from error
 

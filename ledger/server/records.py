@@ -4,6 +4,7 @@ Rules kept here:
 
 - A record that is not in memory is made from its entries as the log holds them, by the code that folds; only
   verdicts, LIVE windows and rollbacks, which were judged at their own index, come with what was found then.
+- Who can wait has entries read beside the loop, slice by slice; a fold that cannot finds them read ahead.
 - Records that were asked for or grew lately stay in memory, bounded by how many claims they hold.
 - Memory that grows beside: one number for each update, scope and pointer that was ever touched, one for each
   update, holdout and judge, and whatever operators and the gate published, moved and voided.
@@ -12,21 +13,33 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from ledger.claims import Rollout, Update, VerdictRecord
 from ledger.errors import FatalError
 from ledger.fact import Fact
 from ledger.receipt import OF_A_ROLLOUT
 from ledger.server.stored import Facts
-from ledger.server.updates import TAKEN, WITHDRAWS, UpdateIndex, UpdateRow
+from ledger.server.updates import TAKEN, WITHDRAWS, UpdateIndex, UpdateRow, flagged
 from ledger.server.views import Views, unpack
 from ledger.v1 import canary_pb2
 
-__all__ = ["CONCLUDED", "StoredRecords", "concluded"]
+__all__ = ["CONCLUDED", "Aside", "StoredRecords", "concluded"]
 
 _MOST_CLAIMS: Final = 131_072  # in memory, some 600 bytes each
+_SLICE: Final = 1024  # claims of a record that are taken before other work may run: 3 ms
+
+_T = TypeVar("_T")
+
+
+class Aside(Protocol):
+    """Runs a blocking reading where it does not stop the loop."""
+
+    async def __call__(self, read: Callable[[], _T]) -> _T:
+        """What `read` gives or raises."""
+        ...
 
 
 def _weight(rollout: Rollout) -> int:
@@ -69,7 +82,7 @@ class StoredRecords(Mapping[str, Update]):
         if row is None:
             raise KeyError(update)
         held = self._touch(update)
-        return self._hold(self._make(row), row) if held is None else held
+        return self._whole(row) if held is None else held
 
     def _row(self, update: str) -> UpdateRow | None:
         row = self._index.update(update)
@@ -83,7 +96,7 @@ class StoredRecords(Mapping[str, Update]):
         row = self._index.update(update)
         if row is None:
             return Update(update)  # nobody named it: nothing to hold
-        return self._hold(self._make(row), row)
+        return self._whole(row)
 
     def at_hand(self, update: str) -> Update | None:
         """As `whole`; None where that record is not in memory."""
@@ -144,13 +157,44 @@ class StoredRecords(Mapping[str, Update]):
 
     # --- making ---------------------------------------------------------------------------------------------
 
-    def _make(self, row: UpdateRow) -> Update:
+    async def prepare(self, update: str, aside: Aside) -> None:
+        """Makes the update's record, where it is not in memory, while the loop does other work.
+
+        Entries are read and parsed by `aside`, a slice at a time, until the record has all claims below a
+        `size` that went on meanwhile. Raises FatalError: what `Facts.read` and `Facts.take` raise.
+        """
+        record, done, facts = Update(update), 0, self._facts
+        while update not in self._held and (row := self._row(update)) is not None:
+            codes = self._index.codes(row, done, self.size)
+            if not codes:
+                self._hold(self._finish(record, row), row)
+                return
+            for start in range(0, len(codes), _SLICE):
+                claims = flagged(codes[start : start + _SLICE])
+                positions = [position for position, _ in claims]
+                tiles = facts.absent(positions)
+                parsed = await aside(partial(facts.read, positions, tiles))
+                if update in self._held:
+                    return  # somebody could not wait
+                self._extend(record, row, claims, facts.take(parsed))
+                done = positions[-1] + 1
+
+    def _whole(self, row: UpdateRow) -> Update:
+        """Makes and holds a record at once: nothing else runs while its entries are read."""
         claims = self._index.claims(row, 0, self.size)
-        taken = {position for position, flags in claims if flags & TAKEN}
+        facts = self._facts.at([position for position, _ in claims])
         record = Update(row.id)
+        self._extend(record, row, claims, facts)
+        return self._hold(self._finish(record, row), row)
+
+    def _extend(
+        self, record: Update, row: UpdateRow, claims: Iterable[tuple[int, int]], facts: Iterable[Fact]
+    ) -> None:
+        """Adds the next claims; `facts` are theirs."""
+        taken = {position for position, flags in claims if flags & TAKEN}
         live = dict(self._views.select("SELECT position, void FROM live WHERE number = ?", (row.number,)))
         live |= self.live
-        for fact in self._facts.at([position for position, _ in claims]):
+        for fact in facts:
             if fact.name == "rollout_enqueued":
                 record.enqueue(fact, taken=fact.index in taken)
             elif fact.name in OF_A_ROLLOUT:
@@ -161,6 +205,8 @@ class StoredRecords(Mapping[str, Update]):
                 if fact.name == "canary_started" and fact.body.kind == canary_pb2.WINDOW_KIND_LIVE:
                     record.live[fact.index] = live[fact.index]
                 record.keep(fact)
+
+    def _finish(self, record: Update, row: UpdateRow) -> Update:
         written = self._views.select("SELECT position FROM rolled_back WHERE number = ?", (row.number,))
         fresh = {position for position, update in self.rolled_back.items() if update == row.id}
         record.rolled_back = sorted({position for (position,) in written} | fresh)

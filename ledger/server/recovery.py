@@ -3,8 +3,8 @@
 Rules kept here:
 
 - Nothing that was derived is believed because it lies there: tiles must fold to the root that this ledger
-  signed, views must be of this log and name the tree's root at their own size. What is not the log's is
-  dropped, said in the log, and built again.
+  signed, views must be sealed by this ledger and name the tree's root at their own size. What is not the
+  log's is dropped, said in the log, and built again.
 - What the store holds beyond the views is folded entry by entry: every link, index, opening and key rule, by
   the code that places. What it holds below them is read when it is asked for, and checked against the tree.
 - The root and the ledger's signature are checked at the end. Authors' signatures are the auditor's.
@@ -25,12 +25,13 @@ from typing import Final
 from ledger.admission import parse_event
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.entry import ENTRY_HEADER, ENTRY_VERSION, FIRST_PREVIOUS, Entry, Opening, decode_entry, iter_run
-from ledger.errors import AssayError, FatalError
+from ledger.errors import AssayError, FatalError, VerificationError
 from ledger.fold import Fold, read_event
 from ledger.merkle import leaf_hash
 from ledger.server.folds import Folded, FoldRunner
 from ledger.server.receipt_view import ReceiptView
-from ledger.server.state import Draft, Placed, State, authority_after
+from ledger.server.released import check_reaches, check_root
+from ledger.server.state import Draft, KeyRing, Placed, State, authority_after
 from ledger.server.store import Store
 from ledger.server.stored import Facts, Stored, entries_at
 from ledger.server.tiles import TiledTree
@@ -43,6 +44,8 @@ __all__ = ["TILES", "VIEWS", "Recovered", "recover"]
 
 TILES: Final = "tiles"  # folder of the static tiles
 VIEWS: Final = "views.sqlite"
+_LINK: Final = slice(17, 49)  # of an entry: the leaf hash of the one before
+_AT_ONCE: Final = 2**16  # entries
 
 _log = logging.getLogger("ledger.server")
 
@@ -57,12 +60,14 @@ class Recovered:
     index: UpdateIndex
     view: ReceiptView
     runner: FoldRunner
+    keys: KeyRing  # that seal the views; an empty one leaves them unsealed
 
     def take_changes(self) -> Changes:
         """What the views changed since they were written; between two batches only."""
         size = self.runner.size
         rows = self.index.take_changes() | self.view.take_changes()
-        return Changes(size, self.tree.root(size), self.view.receipts.orphans, rows)
+        signer = self.keys.at(self.state.authority, size)
+        return Changes(size, self.tree.root(size), self.view.receipts.orphans, signer, rows)
 
     def written(self, changes: Changes) -> None:
         """Those changes are in the rows now."""
@@ -72,9 +77,15 @@ class Recovered:
         self.runner.keep(changes.size)
 
 
-def recover(store: Store, trust: TrustDocument, data: Path, folds: Sequence[Fold] = ()) -> Recovered:
+_NO_KEYS: Final = KeyRing(())
+
+
+def recover(
+    store: Store, trust: TrustDocument, data: Path, folds: Sequence[Fold] = (), keys: KeyRing = _NO_KEYS
+) -> Recovered:
     """The state of the stored log; `data` is the folder of tiles and views.
 
+    Who has no `keys` of the ledger writes views that no start takes.
     `folds` see every entry, so where there are any nothing is taken from views.
     Raises FatalError: STORE_BROKEN where the store is not a log by this ledger, BEHIND_RELEASED, FORKED,
     VIEWS_UNREADABLE.
@@ -84,7 +95,7 @@ def recover(store: Store, trust: TrustDocument, data: Path, folds: Sequence[Fold
     if folds and views.size:
         views.drop("expected no folds beside the server's own, got some")
     try:
-        recovered = _go_on(store, trust, data / TILES, views, head)
+        recovered = _go_on(store, trust, data / TILES, views, head, keys)
         if recovered is not None:
             try:
                 return _to_the_head(recovered, store, head)
@@ -96,7 +107,7 @@ def recover(store: Store, trust: TrustDocument, data: Path, folds: Sequence[Fold
             _log.warning("the views in %s are built again: %s", views.path, views.dropped)
         tree = TiledTree(data / TILES)
         state = State(Authority.initial(trust), tree)
-        return _to_the_head(_views_over(state, tree, store, views, folds), store, head)
+        return _to_the_head(_views_over(state, tree, store, views, folds, keys), store, head)
     except BaseException as error:
         views.close()
         if isinstance(error, AssayError) and not isinstance(error, FatalError):
@@ -125,6 +136,7 @@ def _go_on(
     tiles: Path,
     views: Views,
     head: tuple[int, bytes] | None,
+    keys: KeyRing,
 ) -> Recovered | None:
     """What is known at the views' size; None, and the views dropped, where they are not this log's."""
     size = 0 if head is None else head[0]
@@ -135,7 +147,8 @@ def _go_on(
         return None
     try:
         authority = _authority(store, trust, views)
-        tree = TiledTree.open(tiles, (trust.log, *authority.ledger_keys))
+        views.check_seal(authority.ledger_key)
+        tree = TiledTree.open(tiles, authority.checkpoint_keys)
         if tree is None or tree.size > size:
             tree = TiledTree(tiles)
         last = _extend(tree, store, views.size)
@@ -143,7 +156,7 @@ def _go_on(
             views.drop(f"expected the log's root at size {views.size}, got another")
             return None
         state = State(authority, tree, views.size, last.recorded_at, tree.leaf(views.size - 1))
-        return _views_over(state, tree, store, views, ())
+        return _views_over(state, tree, store, views, (), keys)
     except (AssayError, LookupError, TypeError, ValueError) as error:  # rows may hold anything
         if isinstance(error, FatalError) and error.reason == "STORE_UNREADABLE":
             raise
@@ -152,13 +165,20 @@ def _go_on(
 
 
 def _views_over(
-    state: State, tree: TiledTree, store: Store, views: Views, folds: Sequence[Fold]
+    state: State, tree: TiledTree, store: Store, views: Views, folds: Sequence[Fold], keys: KeyRing
 ) -> Recovered:
     index = UpdateIndex(views)
     view = ReceiptView(views, index, Facts(store, lambda: state.authority, tree), tree.root)
     state.touched.update(view.receipts.touched)
+    for fact in view.receipts.registry.declarations():
+        state.content.declare(fact.body)
+    for rollout, workflow, version in views.select("SELECT rollout, workflow, version FROM under_blob"):
+        under = state.content.declared[workflow, version]
+        if under is None:
+            raise FatalError("VIEWS_BROKEN", f"expected {workflow} version {version} to ask for blobs")
+        state.content.rollouts[rollout] = under
     runner = FoldRunner([index, view, *folds], views.size)
-    return Recovered(state, tree, views, index, view, runner)
+    return Recovered(state, tree, views, index, view, runner, keys)
 
 
 def _authority(store: Store, trust: TrustDocument, views: Views) -> Authority:
@@ -198,10 +218,6 @@ def _extend(tree: TiledTree, store: Store, size: int) -> Stored:
     if entry.leaf != tree.leaf(size - 1):
         raise FatalError("STORE_BROKEN", f"expected the tree's leaf at index {size - 1}, got another entry")
     return entry
-
-
-_LINK: Final = slice(17, 49)  # of an entry: the leaf hash of the one before
-_AT_ONCE: Final = 2**16  # entries
 
 
 def _take_run(recovered: Recovered, first_index: int, run: bytes) -> None:
@@ -267,7 +283,7 @@ def _take_batch(draft: Draft, batch: _Batch) -> None:
     first, opening = batch.first, batch.opening
     grant = draft.authority.find(opening.name, opening.key_id)
     events = [parse_event(event) for event in batch.events]
-    bodies = {event.WhichOneof("body") for event in events}
+    bodies = {body for event in events if (body := event.WhichOneof("body"))}
     touched: dict[str, int] = {}
     if not bodies <= TOUCHES_NOTHING:
         for index, event in enumerate(events, first.index):
@@ -285,7 +301,7 @@ def _take_batch(draft: Draft, batch: _Batch) -> None:
         batch.leaves,
         events,
     )
-    draft.take(placed, touched, authority)
+    draft.take(placed, touched, authority, draft.content_after(events, bodies))
 
 
 def _check_head(state: State, head: tuple[int, bytes] | None) -> None:
@@ -297,7 +313,9 @@ def _check_head(state: State, head: tuple[int, bytes] | None) -> None:
     expected = Checkpoint(state.authority.trust.origin, state.size, state.tree.root())
     if (head[0], checkpoint) != (state.size, expected):
         raise FatalError(
-            "STORE_BROKEN", f"expected size {state.size}, root {expected.root.hex()}, got {checkpoint}"
+            "STORE_BROKEN",
+            f"expected size {state.size}, root {expected.root.hex()}, got size "
+            f"{checkpoint.size}, root {checkpoint.root.hex()}",
         )
 
 
@@ -313,26 +331,9 @@ def _check_released(state: State, store: Store) -> None:
                 "whether this store is the newest cannot be told; put the checkpoint's file back",
             )
         return
-    checkpoint = _any_key(state, released)
-    if checkpoint.size > state.size:
-        raise FatalError(
-            "BEHIND_RELEASED",
-            f"expected a store of at least {checkpoint.size} entries, as released, got {state.size}; "
-            "restore the newer store: this log must not go on from here",
-        )
-    if state.tree.root(checkpoint.size) != checkpoint.root:
-        raise FatalError(
-            "FORKED", f"expected the released root at size {checkpoint.size}, got another tree in the store"
-        )
-
-
-def _any_key(state: State, released: bytes) -> Checkpoint:
-    """The released checkpoint, under one of the keys that were ever in force, or the trusted one."""
-    keys = dict.fromkeys((*state.authority.ledger_keys, state.authority.trust.log))
-    failure: AssayError | None = None
-    for key in keys:
-        try:
-            return open_checkpoint(released, key)
-        except AssayError as error:
-            failure = error
-    raise FatalError("BAD_RELEASED", f"expected a checkpoint by this ledger, got {failure}")
+    try:
+        checkpoint = open_checkpoint(released, *state.authority.checkpoint_keys)
+    except VerificationError as error:
+        raise FatalError("BAD_RELEASED", f"expected a checkpoint by this ledger, got {error}") from error
+    check_reaches(state.size, checkpoint, "as released")
+    check_root(state.tree.root(checkpoint.size), checkpoint, "as released")

@@ -21,12 +21,11 @@ from ledger.entry import decode_entry
 from ledger.errors import FatalError, FormatError, NotFoundError, OverloadedError, RefusedError
 from ledger.server.access import Access, reads_all
 from ledger.server.appending import Appender
-from ledger.server.folds import FoldRunner
 from ledger.server.metrics import Metrics
 from ledger.server.reader import Reader
+from ledger.server.recovery import Recovered
 from ledger.server.room import Room, Streams
 from ledger.server.sequencer import Head, Sequencer
-from ledger.server.updates import UpdateIndex
 from ledger.server.witnesses import Witnesses
 from ledger.v1 import ledger_pb2, ledger_pb2_grpc
 
@@ -47,16 +46,16 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         reader: Reader,
         access: Access,
         room: Room,
-        folds: FoldRunner,
-        updates: UpdateIndex,
+        recovered: Recovered,
         metrics: Metrics,
         witnesses: Witnesses,
     ) -> None:
         self._sequencer = sequencer
         self._reader = reader
         self._access = access
-        self._folds = folds
-        self._updates = updates
+        self._tree = recovered.tree
+        self._folds = recovered.runner
+        self._updates = recovered.index
         self._witnesses = witnesses
         self._origin = sequencer.state.authority.trust.origin
         self._streams = Streams()
@@ -204,9 +203,10 @@ class LedgerService(ledger_pb2_grpc.LedgerServiceServicer):
         self._access.role(context, self._sequencer.state.authority)
         head = self._sequencer.head
         size = request.size if request.HasField("size") else head.size
+        await self._tree.bring(request.index, self._reader.aside)
         return ledger_pb2.ProveInclusionResponse(
             inclusion=self._sequencer.inclusion(request.index, size),
-            leaf_hash=self._sequencer.state.tree.leaf(request.index),
+            leaf_hash=self._tree.leaf(request.index),
             checkpoint=None if request.HasField("size") else head.checkpoint,
         )
 

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 from uuid import UUID
 
 from eventsourcing.persistence import PersistenceError, StoredEvent
@@ -27,10 +27,11 @@ from eventsourcing.sqlite import (
 
 from ledger.errors import FatalError
 from ledger.server.durable import Folder
-from ledger.server.recorded import RecordedStore
+from ledger.server.recorded import RecordedStore, Which
 
-__all__ = ["SQLiteStore"]
+__all__ = ["SQLITE", "SQLiteStore"]
 
+SQLITE: Final = "ledger.sqlite"  # below the ledger's `data`
 _TABLE: Final = "stored_events"
 
 
@@ -108,18 +109,10 @@ class _Database:
         with _librarys_errors():
             self._recorder.insert_events(rows)
 
-    def select(
-        self,
-        originator: UUID,
-        *,
-        gt: int | None = None,
-        lte: int | None = None,
-        desc: bool = False,
-        limit: int | None = None,
-    ) -> Sequence[StoredEvent]:
+    def select(self, originator: UUID, **which: Unpack[Which]) -> Sequence[StoredEvent]:
         """The committed rows of an originator by version."""
         with _librarys_errors():
-            return self._recorder.select_events(originator, gt=gt, lte=lte, desc=desc, limit=limit)
+            return self._recorder.select_events(originator, **which)
 
     def close(self) -> None:
         """Closes the file."""
@@ -140,17 +133,4 @@ class SQLiteStore(RecordedStore):
 
     def __init__(self, folder: Folder, origin: str) -> None:
         """Opens or makes the store of the log `origin`; closes the folder if it cannot. Raises FatalError."""
-        try:
-            database = _Database(folder.path / "ledger.sqlite")
-        except PersistenceError as error:
-            folder.close()
-            raise FatalError("STORE_UNREADABLE", f"expected to open the store, got {error}") from error
-        except FatalError:
-            folder.close()
-            raise
-        try:
-            super().__init__(database, folder, origin)
-        except FatalError:
-            database.close()
-            folder.close()
-            raise
+        super().__init__(lambda: _Database(folder.path / SQLITE), folder, origin)

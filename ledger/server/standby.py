@@ -20,10 +20,12 @@ from typing import Final, TypeVar
 
 from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.entry import iter_run
-from ledger.errors import AssayError, FatalError
+from ledger.errors import FatalError, VerificationError
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import VerifierKey
+from ledger.server.released import check_reaches, check_root
 from ledger.server.store import Store
+from ledger.server.waiters import happens
 
 __all__ = ["Watch", "remember", "until_free"]
 
@@ -59,11 +61,7 @@ async def until_free(take: Callable[[], _T], asked: asyncio.Event, watch: Watch 
             told = reason
         if watch is not None and reason == "ALREADY_RUNNING" and await _more(watch):
             continue
-        try:
-            async with asyncio.timeout(_EVERY):
-                await asked.wait()
-        except TimeoutError:
-            pass
+        await happens(asked, _EVERY)
     return None
 
 
@@ -80,7 +78,7 @@ class Watch:
     """Follows a log that another process writes, and remembers its last checkpoint. Called in one thread."""
 
     def __init__(self, store: Store, keys: Sequence[VerifierKey]) -> None:
-        """`keys` are the ledger's: what this process holds, and what it trusts.
+        """`keys` are the ledger's: what this process trusts, and what it holds.
 
         Raises FatalError: RELEASED_MISSING, BAD_RELEASED, STORE_AWAY.
         """
@@ -103,12 +101,8 @@ class Watch:
         """
         head = self._store.head()
         size = 0 if head is None else head[0]
-        if self._remembered is not None and size < self._remembered.size:
-            raise FatalError(
-                "BEHIND_RELEASED",
-                f"expected a store of at least {self._remembered.size} entries, as seen before, got {size}; "
-                "restore the newer store: this log must not go on from here",
-            )
+        if self._remembered is not None:
+            check_reaches(size, self._remembered, "as seen before")
         if head is None or size == self._frontier.size:
             return False
         read = 0
@@ -123,7 +117,8 @@ class Watch:
         if (checkpoint.size, checkpoint.root) != (self._frontier.size, self._frontier.root()):
             raise FatalError(
                 "STORE_BROKEN",
-                f"expected size {self._frontier.size}, root {self._frontier.root().hex()}, got {checkpoint}",
+                f"expected size {self._frontier.size}, root {self._frontier.root().hex()}, got size "
+                f"{checkpoint.size}, root {checkpoint.root.hex()}",
             )
         self._store.release(head[1])
         self._remembered = checkpoint
@@ -136,13 +131,11 @@ class Watch:
             )
         self._frontier.extend(leaf_hash(entry) for entry in iter_run(run))
         known = self._remembered
-        # Checkpoints stand where commits end, and a commit is one run.
+        # Checkpoints stand where commits end, and a commit is one run: who goes past it is another log.
         if known is None or not first_index < known.size <= self._frontier.size:
             return
-        if (self._frontier.size, self._frontier.root()) != (known.size, known.root):
-            raise FatalError(
-                "FORKED", f"expected the released root at size {known.size}, got another tree in the store"
-            )
+        root_then = self._frontier.root() if self._frontier.size == known.size else b""
+        check_root(root_then, known, "as seen before")
 
 
 def remember(store: Store, note: bytes, keys: Sequence[VerifierKey]) -> None:
@@ -164,14 +157,11 @@ def remember(store: Store, note: bytes, keys: Sequence[VerifierKey]) -> None:
 
 
 def _opened(note: bytes, keys: Sequence[VerifierKey]) -> Checkpoint:
-    failure: AssayError | None = None
-    for key in keys:
-        try:
-            return open_checkpoint(note, key)
-        except AssayError as error:
-            failure = error
-    raise FatalError(
-        "BAD_RELEASED",
-        f"expected a checkpoint by a key of this ledger, got {failure}; note_keys must name every key that "
-        "may sign",
-    )
+    try:
+        return open_checkpoint(note, *keys)
+    except VerificationError as error:
+        raise FatalError(
+            "BAD_RELEASED",
+            f"expected a checkpoint by a key of this ledger, got {error}; note_keys must name every key that "
+            "may sign",
+        ) from error

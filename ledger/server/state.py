@@ -2,7 +2,7 @@
 
 Rules kept here:
 
-- Order of handling: shape → signature → marker (sent again?) → authority → condition.
+- Order of handling: shape → signature → marker (sent again?) → authority → content rule → condition.
 - `prepare` needs nothing of the log but its signer's grant, which lasts, so it runs before a batch has its
   turn; `Draft.place` judges. Lengths, count and root are the shape of a batch; its events are parsed after
   the signature, so that rubbish costs its sender more than us.
@@ -16,6 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -23,6 +24,7 @@ from uuid import UUID
 
 from ledger.admission import admit
 from ledger.batch import BatchNote, check_batch_shape, event_root
+from ledger.content import ContentRules
 from ledger.entry import FIRST_PREVIOUS, MAX_RECORDED_AT, Opening, encode_run, place_batch
 from ledger.errors import FatalError, FormatError, OverloadedError, RefusedError
 from ledger.merkle import Tree
@@ -141,6 +143,7 @@ class State:
     # By public key ‖ stream, of those that placed lately; the store knows all.
     next_sequence: dict[bytes, int] = field(default_factory=dict)
     touched: dict[str, int] = field(default_factory=dict)  # key -> index of the last entry that touched it
+    content: ContentRules = field(default_factory=ContentRules)
 
     def unknown_streams(self, batches: Iterable[Prepared]) -> dict[bytes, UUID]:
         """Streams of these batches whose next sequence the store must be asked for, with their markers' id.
@@ -165,6 +168,7 @@ class State:
             self.next_sequence.pop(stream, None)  # the last of the dictionary placed last
             self.next_sequence[stream] = sequence
         self.touched.update(draft.touched)
+        self.content.absorb(draft.content)
 
 
 @dataclass(slots=True)
@@ -176,6 +180,7 @@ class Draft:
     size: int
     recorded_at: int
     last_leaf: bytes
+    content: ContentRules
     placed: list[Placed] = field(default_factory=list)
     runs: list[bytes] = field(default_factory=list)
     markers: list[Marker] = field(default_factory=list)
@@ -185,7 +190,9 @@ class Draft:
     @classmethod
     def of(cls, state: State) -> Draft:
         """A draft that changes nothing yet."""
-        return cls(state, state.authority, state.size, state.recorded_at, state.last_leaf)
+        return cls(
+            state, state.authority, state.size, state.recorded_at, state.last_leaf, state.content.over()
+        )
 
     def expected_sequence(self, batch: Prepared) -> int:
         """The next sequence of the batch's stream."""
@@ -224,23 +231,44 @@ class Draft:
         recorded_at = max(now, self.recorded_at)
         if recorded_at >= MAX_RECORDED_AT:
             raise FatalError("BAD_CLOCK", f"expected a time before the year 10000, got {recorded_at}")
+        content = self.content_after(batch.events, batch.bodies)
+        if content is not None:
+            content.check(batch.events)
         touched = self._judge_condition(batch, condition, recorded_at)
         opening = Opening(len(batch.data), note.name, note.key_id, note.stream, note.sequence, note.signature)
         entries, leaves = place_batch(self.size, recorded_at, self.last_leaf, opening, batch.data)
         placed = Placed(
             self.size, recorded_at, self.last_leaf, grant, note.stream, note.sequence, leaves, batch.events
         )
-        self.take(placed, touched, authority)
+        self.take(placed, touched, authority, content)
         self.runs.append(encode_run(entries))
         originator = marker_originator(grant.key.public_key, note.stream)
         self.markers.append(Marker(originator, note.sequence, note.root, placed.first_index))
         return placed
 
-    def take(self, placed: Placed, touched: dict[str, int], authority: Authority) -> None:
+    def content_after(
+        self, events: Sequence[event_pb2.Event], bodies: AbstractSet[str]
+    ) -> ContentRules | None:
+        """What a batch makes of the rules for content; None where no event of it can matter to them."""
+        if not self.content.needed and "workflow_declared" not in bodies:
+            return None
+        content = self.content.over()
+        content.take(events)
+        return content
+
+    def take(
+        self,
+        placed: Placed,
+        touched: dict[str, int],
+        authority: Authority,
+        content: ContentRules | None,
+    ) -> None:
         """Adds a placed batch to what the commit will make of the state. The one place that moves a draft."""
         self.placed.append(placed)
         self.touched.update(touched)
         self.authority = authority
+        if content is not None:
+            self.content.absorb(content)
         self.size += len(placed.leaves)
         self.recorded_at = placed.recorded_at
         self.last_leaf = placed.leaves[-1]
@@ -300,6 +328,13 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[Signer]) -> None:
         self._keys = {key.verifier_key: key for key in keys}
+
+    def at(self, authority: Authority, size: int) -> Signer | None:
+        """The key in force after `size` entries of a log whose authority is `authority` by now.
+
+        None where it is not held any more.
+        """
+        return self._keys.get(authority.ledger_keys[sum(index < size for index in authority.rotated_at)])
 
     def holding(self, authority: Authority) -> Signer:
         """The key in force under `authority`. Raises RefusedError LEDGER_KEY_NOT_HELD: nothing could sign."""

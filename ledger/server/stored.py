@@ -3,30 +3,45 @@
 Rules kept here:
 
 - A fact made again equals the one that was folded: its grant is the one in force when it was written.
-- An entry of which a fact is made is the tree's: its leaf hash is compared.
+- An entry of which a fact is made is the tree's, and so is the one that names its author: their leaf hashes
+  are compared.
+- Reading, hashing and parsing touch nothing that the event loop owns, so that any thread may do them; what is
+  compared and taken, is by the tree's owner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Final, NamedTuple
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
 
-from ledger.entry import ENTRY_HEADER, Opening, decode_entry
-from ledger.errors import FatalError
+from ledger.entry import ENTRY_HEADER, Opening, decode_opening
+from ledger.errors import FatalError, FormatError
 from ledger.fact import Fact
 from ledger.fold import read_event
-from ledger.merkle import Tree, leaf_hash
+from ledger.merkle import leaf_hash
 from ledger.server.store import Store
+from ledger.tile import TileTree
 from ledger.trust import Authority, Grant
 
-__all__ = ["Facts", "Stored", "entries_at"]
+__all__ = ["Facts", "Parsed", "Stored", "entries_at"]
+
+_AT_ONCE: Final = 1024  # entries that are read before the first of them is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Entries as the store has them, parsed, and tiles as the disk has them. None is compared yet."""
+
+    entries: list[tuple[Stored, str, Any]]  # with the name of the body, and the body
+    tiles: dict[int, list[bytes]]  # of level 0, by index: as `TileTree.fetch` gave them
 
 
 class Facts:
     """Facts as folds had them, made again from stored entries that are the tree's."""
 
-    def __init__(self, store: Store, authority: Callable[[], Authority], tree: Tree) -> None:
+    def __init__(self, store: Store, authority: Callable[[], Authority], tree: TileTree) -> None:
         """`authority` gives any that came after the entries: grants stay."""
         self._store = store
         self._authority = authority
@@ -42,19 +57,53 @@ class Facts:
         return found
 
     def at(self, positions: Sequence[int]) -> Iterator[Fact]:
-        """The facts at ascending positions. Raises FatalError STORE_BROKEN."""
-        leaf_of = self._tree.leaf
-        for entry in entries_at(self._store, positions):
-            event, name = read_event(entry.event)
-            index, leaf = entry.position, entry.leaf
-            if name is None or leaf != leaf_of(index):
-                raise FatalError("STORE_BROKEN", f"expected the tree's entry at {index}, got another")
-            grant = self.grant(entry.opening.name, entry.opening.key_id)
-            yield Fact(index, entry.recorded_at, leaf, grant, name, getattr(event, name))
+        """The facts at ascending positions. Blocks. Raises FatalError: what `read` and `take` raise."""
+        for start in range(0, len(positions), _AT_ONCE):
+            some = positions[start : start + _AT_ONCE]
+            yield from self.take(self.read(some, self.absent(some)))
+
+    def absent(self, positions: Iterable[int]) -> list[int]:
+        """Which tiles are to be read for the entries at these positions."""
+        return self._tree.absent(positions)
+
+    def read(self, positions: Iterable[int], tiles: Iterable[int]) -> Parsed:
+        """Reads the entries at ascending positions and the tiles that `absent` named. Blocks; any thread.
+
+        Raises FatalError STORE_BROKEN, STORE_UNREADABLE, TILE_DAMAGED.
+        """
+        entries: list[tuple[Stored, str, Any]] = []
+        for stored in entries_at(self._store, positions):
+            event, name = read_event(stored.event)
+            if name is None:
+                raise FatalError("STORE_BROKEN", f"expected a known event at {stored.position}, got another")
+            entries.append((stored, name, getattr(event, name)))
+        return Parsed(entries, {index: self._tree.fetch(0, index) for index in tiles})
+
+    def take(self, parsed: Parsed) -> list[Fact]:
+        """The facts of entries that were read. Raises FatalError STORE_BROKEN, TILE_DAMAGED."""
+        tree = self._tree
+        for index, fetched in parsed.tiles.items():
+            tree.keep(0, index, fetched)
+        entries = parsed.entries
+        _compare(tree, {stored.position: stored.leaf for stored, _, _ in entries})
+        _compare(tree, dict(stored.opened for stored, _, _ in entries))
+        facts: list[Fact] = []
+        for (position, recorded_at, _, opening, leaf, _), name, body in entries:
+            grant = self.grant(opening.name, opening.key_id)
+            facts.append(Fact(position, recorded_at, leaf, grant, name, body))
+        return facts
 
     def recorded_at(self, index: int) -> int:
         """recorded_at of an entry, in microseconds."""
         return next(entries_at(self._store, [index])).recorded_at
+
+
+def _compare(tree: TileTree, found: Mapping[int, bytes]) -> None:
+    """Leaf hashes by position, ascending."""
+    expected = tree.leaves(list(found))
+    if expected != list(found.values()):
+        wrong = next(index for index, leaf in zip(found, expected, strict=True) if found[index] != leaf)
+        raise FatalError("STORE_BROKEN", f"expected the tree's entry at {wrong}, got another")
 
 
 class Stored(NamedTuple):
@@ -65,6 +114,7 @@ class Stored(NamedTuple):
     event: bytes
     opening: Opening
     leaf: bytes
+    opened: tuple[int, bytes]  # position and leaf of the entry that the opening is from
 
 
 def entries_at(store: Store, positions: Iterable[int]) -> Iterator[Stored]:
@@ -72,48 +122,49 @@ def entries_at(store: Store, positions: Iterable[int]) -> Iterator[Stored]:
 
     Raises FatalError STORE_BROKEN.
     """
-    run, place = b"", (0, 0, 0)
-    opened, opening = -1, None
+    first, run, offsets = 0, b"", list[int]()
+    opening: Opening | None = None
+    opened, start = (-1, b""), 0
     for position in positions:
-        if (found := _walk(run, place, position)) is None:
+        if not 0 <= position - first < len(offsets):
             first, run = next(store.runs(position), (0, b""))
-            opened = -1
-            if (found := _walk(run, (first, 0, 0), position)) is None:
+            offsets = _offsets(run)
+            if not 0 <= position - first < len(offsets):
                 raise FatalError("STORE_BROKEN", f"expected an entry at index {position}, got none")
-        _, offset, begins = place = found
-        data = _entry(run, offset)
-        _, index, recorded_at, _, part = ENTRY_HEADER.unpack_from(data)
-        if opening is None or begins != opened:
-            batch = decode_entry(_entry(run, begins))
-            opened, opening = begins, batch.opening
-            if batch.index != position - part:
-                opening = None
-        if index != position or opening is None:
+        data = _entry(run, offsets[position - first])
+        leaf = leaf_hash(data)
+        try:
+            _, index, recorded_at, _, part = ENTRY_HEADER.unpack_from(data)
+            if index != position:
+                raise FatalError("STORE_BROKEN", f"expected the entry at index {position}, got {index}")
+            begins = position - part
+            if opening is None or begins != opened[0]:
+                # Batches lie whole in one run.
+                head = data if not part else _entry(run, offsets[max(begins - first, 0)])
+                _, opens, _, _, own_part = ENTRY_HEADER.unpack_from(head)
+                if opens != begins or own_part:
+                    raise FatalError("STORE_BROKEN", f"expected an opening at index {begins}, got none")
+                opening, start = decode_opening(head)
+                opened = (begins, leaf if not part else leaf_hash(head))
+        except (FormatError, struct.error) as error:
             raise FatalError(
-                "STORE_BROKEN", f"expected the entry at index {position} and its batch's opening"
-            )
-        event = data[ENTRY_HEADER.size :] if part else decode_entry(data).event
-        yield Stored(position, recorded_at, event, opening, leaf_hash(data))
+                "STORE_BROKEN", f"expected an entry and its opening at index {position}, got {error}"
+            ) from error
+        event = data[ENTRY_HEADER.size if part else start :]
+        yield Stored(position, recorded_at, event, opening, leaf, opened)
 
 
-_PART: Final = 2 + ENTRY_HEADER.size - 2  # of an entry's own offset in its batch, after its length
-
-
-def _walk(run: bytes, place: tuple[int, int, int], position: int) -> tuple[int, int, int] | None:
-    """From (index, where that entry begins, where its batch begins) to `position`, if the run has it."""
-    here, offset, begins = place
-    end = len(run)
-    if position < here:
-        return None
-    while offset < end:
-        if not run[offset + _PART] and not run[offset + _PART + 1]:
-            begins = offset
-        if here == position:
-            return here, offset, begins
+def _offsets(run: bytes) -> list[int]:
+    """Where each entry of a run begins: its length, then itself. Raises FatalError STORE_BROKEN."""
+    found, offset, end = [], 0, len(run)
+    while offset + 2 <= end:
+        found.append(offset)
         offset += 2 + (run[offset] << 8 | run[offset + 1])
-        here += 1
-    return None
+    if offset != end:
+        raise FatalError("STORE_BROKEN", f"expected a run of {offset} bytes, got {end}")
+    return found
 
 
 def _entry(run: bytes, offset: int) -> bytes:
-    return run[offset + 2 : offset + 2 + (run[offset] << 8 | run[offset + 1])]
+    start = offset + 2
+    return run[start : start + (run[offset] << 8 | run[offset + 1])]

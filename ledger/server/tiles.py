@@ -20,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -31,13 +32,15 @@ from ledger.checkpoint import Checkpoint, open_checkpoint
 from ledger.errors import FatalError, FormatError, NotFoundError, OverloadedError, VerificationError
 from ledger.note import VerifierKey
 from ledger.server.durable import Files
+from ledger.server.released import check_reaches, check_root
 from ledger.server.sequencer import Head, Sequencer
 from ledger.server.store import Store
+from ledger.server.waiters import happens
 from ledger.tile import ENTRIES, TILE_WIDTH, Tile, TileTree, partial_tiles, tiles_of
 
-__all__ = ["TileWriter", "TiledTree"]
+__all__ = ["CHECKPOINT", "TileWriter", "TiledTree"]
 
-_CHECKPOINT: Final = "checkpoint"
+CHECKPOINT: Final = "checkpoint"
 _EVERY: Final = 1.0  # seconds between two publications
 _RETRY: Final = 5.0  # seconds after a failed one
 _AT_ONCE: Final = 2**17  # entries whose tiles are made in one go
@@ -60,7 +63,7 @@ class TiledTree(TileTree):
         super().__init__(self._read_tile)
 
     @classmethod
-    def open(cls, folder: Path, keys: Iterable[VerifierKey]) -> TiledTree | None:
+    def open(cls, folder: Path, keys: Sequence[VerifierKey]) -> TiledTree | None:
         """The tree at the size of the folder's checkpoint, which one of `keys` must have signed.
 
         None where there is no such checkpoint, or where tiles do not have its root: build the tree from the
@@ -84,33 +87,53 @@ class TiledTree(TileTree):
             return (self.folder / partial.path).read_bytes()
         return (self.folder / full.path).read_bytes()[: width * 32]
 
-    def _node(self, level: int, position: int) -> bytes:
-        try:
-            return super()._node(level, position)
-        except (FormatError, OSError) as error:
-            # Readers learn of this: the folder's place is not theirs to know.
-            got = error.strerror if isinstance(error, OSError) else error
-            raise FatalError(
-                "TILE_DAMAGED",
-                f"expected the tile at level {level}, position {position} to be the log's, got {got}: stop "
-                "the ledger, move its folder of tiles away and start again; it is built from the store",
-            ) from error
+    def fetch(self, level: int, index: int) -> list[bytes]:
+        """As `TileTree.fetch`. Raises FatalError TILE_DAMAGED."""
+        with _damage(level, index):
+            return super().fetch(level, index)
+
+    def keep(self, level: int, index: int, fetched: list[bytes]) -> list[bytes]:
+        """As `TileTree.keep`. Raises FatalError TILE_DAMAGED."""
+        with _damage(level, index):
+            return super().keep(level, index, fetched)
+
+    async def bring(
+        self, index: int, aside: Callable[[Callable[[], list[bytes]]], Awaitable[list[bytes]]]
+    ) -> None:
+        """Has `aside` read the tile that a proof of an old leaf begins in, so that the loop need not.
+
+        Those above it stay near: one for 65,536 entries.
+        """
+        for tile in self.absent([index]):
+            self.keep(0, tile, await aside(partial(self.fetch, 0, tile)))
 
 
-def _published(folder: Path, keys: Iterable[VerifierKey]) -> Checkpoint | None:
+@contextmanager
+def _damage(level: int, index: int) -> Iterator[None]:
+    """A tile that is not the log's, or cannot be read, becomes FatalError TILE_DAMAGED."""
+    try:
+        yield
+    except (FormatError, OSError) as error:
+        # Readers learn of this: the folder's place is not theirs to know.
+        got = error.strerror if isinstance(error, OSError) else error
+        raise FatalError(
+            "TILE_DAMAGED",
+            f"expected tile {index} of level {level} to be the log's, got {got}: stop the ledger, move its "
+            "folder of tiles away and start again; it is built from the store",
+        ) from error
+
+
+def _published(folder: Path, keys: Sequence[VerifierKey]) -> Checkpoint | None:
     """The folder's checkpoint, if one of `keys` signed it."""
     try:
-        note = (folder / _CHECKPOINT).read_bytes()
+        note = (folder / CHECKPOINT).read_bytes()
     except FileNotFoundError:
         return None
-    failure: VerificationError | None = None
-    for key in keys:
-        try:
-            return open_checkpoint(note, key)
-        except VerificationError as error:
-            failure = error
-    _log.warning("expected a checkpoint by this ledger in %s, got %s", folder, failure)
-    return None
+    try:
+        return open_checkpoint(note, *keys)
+    except VerificationError as error:
+        _log.warning("expected a checkpoint by this ledger in %s, got %s", folder, error)
+        return None
 
 
 class TileWriter:
@@ -150,9 +173,7 @@ class TileWriter:
             while not self._stopping.is_set():
                 await self._sequencer.beyond(self._published)
                 pause = _EVERY if await self._publish() else _RETRY
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._stopping.wait()
+                await happens(self._stopping, pause)
 
     async def stop(self, running: asyncio.Task[None]) -> None:
         """Ends `running`, which is `run`, then publishes the last head. Raises FatalError."""
@@ -165,28 +186,19 @@ class TileWriter:
 
     def _begin(self) -> int:
         """The size at which the folder stands: what its checkpoint says, or 0 after it was emptied."""
-        authority, tree = self._sequencer.state.authority, self._tree
-        checkpoint = _published(self._folder, dict.fromkeys((*authority.ledger_keys, authority.trust.log)))
+        keys, tree = self._sequencer.state.authority.checkpoint_keys, self._tree
+        checkpoint = _published(self._folder, keys)
         if checkpoint is not None:
-            if checkpoint.size > tree.size:
-                raise FatalError(
-                    "BEHIND_RELEASED",
-                    f"expected a store of at least {checkpoint.size} entries, as published in {self._folder}"
-                    f", got {tree.size}; restore the newer store: this log must not go on from here",
-                )
-            if tree.root(checkpoint.size) != checkpoint.root:
-                raise FatalError(
-                    "FORKED",
-                    f"expected the root published in {self._folder} at size {checkpoint.size}, got another "
-                    "tree in the store",
-                )
+            kept = f"as published in {self._folder}"
+            check_reaches(tree.size, checkpoint, kept)
+            check_root(tree.root(checkpoint.size), checkpoint, kept)
             if tree.stored == checkpoint.size:
                 return checkpoint.size
-            if TiledTree.open(self._folder, (authority.trust.log, *authority.ledger_keys)) is not None:
+            if TiledTree.open(self._folder, keys) is not None:
                 tree.forget(checkpoint.size)
                 return checkpoint.size
         # The checkpoint goes first: it never stands over tiles that are missing.
-        (self._folder / _CHECKPOINT).unlink(missing_ok=True)
+        (self._folder / CHECKPOINT).unlink(missing_ok=True)
         if (tiles := self._folder / "tile").exists():
             shutil.rmtree(tiles)
         return 0
@@ -264,7 +276,7 @@ class TileWriter:
         for tile in partial_tiles(published, outgrown_by=head.size):
             if (old := (self._folder / tile.path).parent).exists():
                 shutil.rmtree(old)
-        self._files.write([(_CHECKPOINT, head.checkpoint)])
+        self._files.write([(CHECKPOINT, head.checkpoint)])
 
 
 def _bundles(store: Store, tiles: Sequence[Tile]) -> Iterator[tuple[Tile, bytes]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from ledger.server.views import Views, pack, unpack
 from ledger.trust import Grant
 from ledger.v1 import event_pb2, options_pb2, runner_pb2
 
-__all__ = ["TAKEN", "VISIBLE", "WITHDRAWS", "RolloutRow", "UpdateIndex", "UpdateRow"]
+__all__ = ["TAKEN", "VISIBLE", "WITHDRAWS", "RolloutRow", "UpdateIndex", "UpdateRow", "flagged"]
 
 _MOST_ROLLOUTS: Final = 32_768  # in memory, about 400 bytes each
 _MOST_UPDATES: Final = 4096  # in memory, about 800 bytes each
@@ -67,6 +68,11 @@ _OF_UPDATE: Final = _OWN_OF_UPDATE | {
     "approval_withdrawn",
     "verdict_issued",
 }
+
+
+def flagged(codes: Iterable[int]) -> list[tuple[int, int]]:
+    """Position and flags of claims."""
+    return [(code >> _BITS, code & _FLAGS) for code in codes]
 
 
 def _flags(name: str) -> int:
@@ -244,6 +250,10 @@ class UpdateIndex:
 
     def claims(self, row: UpdateRow, start: int, end: int) -> list[tuple[int, int]]:
         """Claims of an update at positions [start, end): position and flags."""
+        return flagged(self.codes(row, start, end))
+
+    def codes(self, row: UpdateRow, start: int, end: int) -> array[int]:
+        """As `claims`, each as one number, for `flagged`."""
         chunks = []
         if start <= row.written:
             chunks = [
@@ -256,8 +266,7 @@ class UpdateIndex:
                 )
             ]
         codes = _joined(chunks, row.writing, row.fresh)
-        wanted = codes[bisect_left(codes, start << _BITS) : bisect_left(codes, end << _BITS)]
-        return [(code >> _BITS, code & _FLAGS) for code in wanted]
+        return codes[bisect_left(codes, start << _BITS) : bisect_left(codes, end << _BITS)]
 
     def entries(self, update: str, start: int, end: int) -> list[int]:
         """Positions in [start, end) that the update's own trainer and runners may read, ascending."""

@@ -7,8 +7,10 @@ Rules kept here:
 - Rows hold positions and what was concluded, never entries: what is shown or judged is read from the log.
 - Everything can be made again: a file that is missing, unreadable, of another log, of another version, ahead
   of the log or of another tree is dropped, and the log is folded from its beginning.
-- Rows are trusted as the store is: they lie on the same disk. A row that lies can make an answer without a
-  proof lie; it cannot make an entry, a proof or a checkpoint.
+- What the ledger judges by (key events, touched keys, what is void, stands or fell) is sealed: the ledger's
+  key signs size, root and a digest of those rows, as it signs the store's checkpoint. Rows without its seal
+  are dropped. The other rows grow with the log, and are trusted as the disk is: one that lies can make an
+  answer without a proof lie, or show a learner a rollout; it makes no entry, proof, checkpoint or judgment.
 - One thread writes; reading is done by the event loop alone, over a connection of its own.
 
 The file belongs to the `eventsourcing` library's tracking recorder; `tracking` holds the next index.
@@ -19,8 +21,10 @@ from __future__ import annotations
 import sqlite3
 import sys
 from array import array
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256, shake_128
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,16 +37,18 @@ from eventsourcing.sqlite import (
     SQLiteTrackingRecorder,
 )
 
-from ledger.errors import FatalError
+from ledger.errors import FatalError, VerificationError
+from ledger.note import Signer, VerifierKey, parse_note, sign_note
 
-__all__ = ["Changes", "Views", "pack", "unpack"]
+__all__ = ["SQLITE_SUFFIXES", "Changes", "Views", "pack", "unpack"]
 
-_VERSION: Final = 1  # of rows and of what folds conclude: another release's are dropped
+SQLITE_SUFFIXES: Final = ("", "-wal", "-shm")  # of the files that a database is made of
+_VERSION: Final = 2  # of rows and of what folds conclude: another release's are dropped
 _ALL: Final = "assay/views/v1"
 _PACKED: Final = "Q"
 
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS log (origin TEXT, version INTEGER, root BLOB, orphans INTEGER);
+CREATE TABLE IF NOT EXISTS log (origin TEXT, version INTEGER, root BLOB, orphans INTEGER, seal BLOB);
 -- number: in the order of the first claims, from 0. first and last: positions of claims
 CREATE TABLE IF NOT EXISTS updates (
     number INTEGER PRIMARY KEY, id TEXT UNIQUE, trainer TEXT, first INTEGER, last INTEGER,
@@ -81,6 +87,11 @@ CREATE TABLE IF NOT EXISTS judged (
 CREATE TABLE IF NOT EXISTS candidates (
     resource TEXT, workflow TEXT, segment TEXT, position INTEGER,
     PRIMARY KEY (resource, workflow, segment)) WITHOUT ROWID;
+-- rollouts of which no content may stand in the log, and the first version that says so
+CREATE TABLE IF NOT EXISTS under_blob (
+    rollout TEXT PRIMARY KEY, workflow TEXT, version INTEGER) WITHOUT ROWID;
+-- position: of the first BlobErased of the digest
+CREATE TABLE IF NOT EXISTS erased (digest BLOB PRIMARY KEY, position INTEGER) WITHOUT ROWID;
 """
 #: Table -> the statement that writes a row of it.
 _WRITES: Final = {
@@ -99,7 +110,22 @@ _WRITES: Final = {
     "voids": "INSERT INTO voids VALUES (?, ?, ?, ?, ?, ?, ?)",
     "judged": "INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?, ?)",
     "candidates": "INSERT OR REPLACE INTO candidates VALUES (?, ?, ?, ?)",
+    "under_blob": "INSERT OR IGNORE INTO under_blob VALUES (?, ?, ?)",
+    "erased": "INSERT OR IGNORE INTO erased VALUES (?, ?)",
 }
+#: Table that is sealed -> the columns that name a row of it, its first ones. A start reads all of these.
+_SEALED: Final = {
+    "touched": ("key",),
+    "spine": ("position",),
+    "verdicts": ("position",),
+    "live": ("number", "position"),
+    "rolled_back": ("number", "position"),
+    "voids": ("position", "step"),
+    "judged": ("holdout", "id", "author", "key_id"),
+    "candidates": ("resource", "workflow", "segment"),
+}
+_SEAL: Final = "assay/views/v1"
+_SUM_BYTES: Final = 512
 
 
 def pack(values: array[int]) -> bytes:
@@ -126,6 +152,7 @@ class Changes:
     size: int
     root: bytes
     orphans: int
+    signer: Signer | None = None  # of the ledger key in force at `size`; None: a start will not take the rows
     rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
 
 
@@ -147,19 +174,58 @@ class _Recorder(SQLiteTrackingRecorder):
     def construct_create_table_statements(self) -> list[str]:
         return [*super().construct_create_table_statements(), *_SCHEMA.split(";")[:-1]]
 
-    def write(self, origin: str, changes: Changes) -> None:
-        """One transaction: all or nothing."""
+    def write(self, origin: str, changes: Changes, sealed: int) -> int:
+        """One transaction: all or nothing. `sealed` is the sum of the sealed rows; the sum after it."""
         with self.datastore.transaction(commit=True) as cursor:
-            self._write(cursor, origin, changes)
+            return self._write(cursor, origin, changes, sealed)
 
-    def _write(self, cursor: SQLiteCursor, origin: str, changes: Changes) -> None:
+    def _write(self, cursor: SQLiteCursor, origin: str, changes: Changes, sealed: int) -> int:
         self._insert_tracking(cursor, Tracking(_ALL, changes.size))
+        for table, rows in changes.rows.items():
+            if table not in _SEALED:
+                cursor.executemany(_WRITES[table], rows)
+                continue
+            for row in rows:
+                sealed -= _sum(table, self._named(cursor, table, row))
+                cursor.execute(_WRITES[table], row)
+                sealed += _sum(table, self._named(cursor, table, row))
+        sealed %= 1 << 8 * _SUM_BYTES
+        seal = b""
+        if changes.signer is not None:
+            text = _seal_text(origin, changes.size, changes.root, changes.orphans, sealed)
+            seal = sign_note(text, changes.signer)
         cursor.execute("DELETE FROM log")
         cursor.execute(
-            "INSERT INTO log VALUES (?, ?, ?, ?)", (origin, _VERSION, changes.root, changes.orphans)
+            "INSERT INTO log VALUES (?, ?, ?, ?, ?)",
+            (origin, _VERSION, changes.root, changes.orphans, seal),
         )
-        for table, rows in changes.rows.items():
-            cursor.executemany(_WRITES[table], rows)
+        return sealed
+
+    @staticmethod
+    def _named(cursor: SQLiteCursor, table: str, row: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """The row that is there under the name of `row`, if one is."""
+        where = " AND ".join(f"{column} = ?" for column in _SEALED[table])
+        statement = f"SELECT * FROM {table} WHERE {where}"  # noqa: S608 - names of ours
+        cursor.execute(statement, row[: len(_SEALED[table])])
+        return [tuple(found) for found in cursor.fetchall()]
+
+
+def _sum(table: str, rows: Iterable[tuple[Any, ...]]) -> int:
+    """Of a set of rows a number that changes with each of them, whatever their order: the sum of hashes.
+
+    As wide as that, no other set of rows is found that has it (Bellare and Micciancio 1997, AdHASH; Wagner
+    2002).
+    """
+    return sum(
+        int.from_bytes(shake_128(f"{table} {row!r}".encode()).digest(_SUM_BYTES), "big") for row in rows
+    )
+
+
+def _seal_text(origin: str, size: int, root: bytes, orphans: int, sealed: int) -> bytes:
+    """What the ledger signs. No checkpoint begins with this line, since no origin is it."""
+    digest = sha256(sealed.to_bytes(_SUM_BYTES, "big")).digest()
+    lines = (_SEAL, origin, str(size), b64encode(root).decode(), str(orphans), b64encode(digest).decode())
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 class Views:
@@ -172,10 +238,12 @@ class Views:
         self.size = 0
         self.root = b""
         self.orphans = 0
+        self._seal = b""
+        self._sealed: int | None = None  # the sum of the sealed rows; None until it is asked for
         self.dropped: str | None = None  # why what was there does not count
         try:
             self._open()
-        except (PersistenceError, sqlite3.Error) as error:
+        except (PersistenceError, sqlite3.Error, FatalError) as error:  # older rows have other columns
             self.drop(f"expected rows that can be read, got {error}")
 
     def _open(self) -> None:
@@ -184,21 +252,36 @@ class Views:
         self._recorder.create_table()
         self._reader = sqlite3.connect(self.path, check_same_thread=False)
         self.size = self._recorder.max_tracking_id(_ALL) or 0
-        rows = self.select("SELECT origin, version, root, orphans FROM log")
+        rows = self.select("SELECT origin, version, root, orphans, seal FROM log")
         if not self.size and not rows:
             return
         if len(rows) != 1 or rows[0][:2] != (self._origin, _VERSION):
             got = rows[0][:2] if rows else "nothing"
             self.drop(f"expected rows of {self._origin}, version {_VERSION}, got {got}")
             return
-        self.root, self.orphans = rows[0][2:]
+        self.root, self.orphans, self._seal = rows[0][2:]
+
+    def check_seal(self, key: VerifierKey) -> None:
+        """That a ledger key sealed these rows at their size. Raises VerificationError, FormatError."""
+        note = parse_note(bytes(self._seal))
+        note.verify([key])
+        if note.text != _seal_text(self._origin, self.size, self.root, self.orphans, self._sum()):
+            raise VerificationError("V6", "BAD_SEAL", f"expected the rows that {key} sealed, got others")
+
+    def _sum(self) -> int:
+        """The sum of the sealed rows, as they are."""
+        if self._sealed is None:
+            tables = [(table, self.select(f"SELECT * FROM {table}")) for table in _SEALED]  # noqa: S608 - names of ours
+            self._sealed = sum(_sum(table, rows) for table, rows in tables) % (1 << 8 * _SUM_BYTES)
+        return self._sealed
 
     def drop(self, why: str) -> None:
         """Begins from nothing; `dropped` then says why."""
         self.close()
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in SQLITE_SUFFIXES:
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
         self.size, self.root, self.orphans, self.dropped = 0, b"", 0, why
+        self._seal, self._sealed = b"", None
         try:
             self._open()
         except (PersistenceError, sqlite3.Error) as error:
@@ -207,7 +290,7 @@ class Views:
     def write(self, changes: Changes) -> None:
         """Writes changes. Blocks. Raises FatalError VIEWS_UNREADABLE, and nothing is written."""
         try:
-            self._recorder.write(self._origin, changes)
+            self._sealed = self._recorder.write(self._origin, changes, self._sum())
         except (PersistenceError, sqlite3.Error) as error:
             raise FatalError("VIEWS_UNREADABLE", f"expected to write {self.path}, got {error}") from error
 

@@ -11,7 +11,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Waiters"]
+__all__ = ["Waiters", "happens"]
+
+
+async def happens(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for an event so long and no longer; whether it is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 class Waiters:

@@ -36,7 +36,9 @@ from ledger.errors import AssayError, FatalError, FormatError, OverloadedError, 
 from ledger.head import check_signatures
 from ledger.note import VerifierKey, decode_decimal, encode_base64, parse_note, signature_line
 from ledger.server.durable import Files
+from ledger.server.released import check_reaches, check_root
 from ledger.server.sequencer import Head, Sequencer
+from ledger.server.waiters import happens
 from ledger.trust import TrustDocument
 
 __all__ = ["COSIGNED", "Witness", "Witnesses", "parse_witnesses"]
@@ -144,9 +146,7 @@ class Witnesses:
                 head = self._sequencer.head
                 await self._one_round(head)
                 settled = self._complete and not self.away and not self._unwritable
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_EVERY):
-                        await self._stopping.wait()
+                await happens(self._stopping, _EVERY)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_AGAIN if settled else _RETRY):
                         await self._sequencer.beyond(head.size)
@@ -232,26 +232,15 @@ class Witnesses:
     def _begin(self, note: bytes) -> None:
         """Takes up what was cosigned before this start."""
         state = self._sequencer.state
-        keys = dict.fromkeys((*state.authority.ledger_keys, self._trust.log))
         try:
             parsed, checkpoint = open_note(note, self._trust.origin)
-            parsed.verify(keys)
+            key, *_ = parsed.verify(state.authority.checkpoint_keys)
         except VerificationError as error:
             raise FatalError(
                 "BAD_COSIGNED", f"expected a checkpoint of this ledger in {COSIGNED}, got {error}"
             ) from error
-        if checkpoint.size > state.size:
-            raise FatalError(
-                "BEHIND_RELEASED",
-                f"expected a store of at least {checkpoint.size} entries, as witnesses cosigned, got "
-                f"{state.size}; restore the newer store: this log must not go on from here",
-            )
-        if state.tree.root(checkpoint.size) != checkpoint.root:
-            raise FatalError(
-                "FORKED",
-                f"expected the cosigned root at size {checkpoint.size}, got another tree in the store",
-            )
-        key = parsed.verify(keys)[0]
+        check_reaches(state.size, checkpoint, "as witnesses cosigned")
+        check_root(state.tree.root(checkpoint.size), checkpoint, "as witnesses cosigned")
         try:
             check_signatures(parsed, key, self._trust)
         except VerificationError as error:  # the trust document names other witnesses now

@@ -56,6 +56,8 @@ class BlobServiceServicer:
 
     def Put(self, request_iterator, context):
         """Keeps content: a header, then chunks. Answered once it is durable. The same content again changes nothing.
+        Initial metadata `assay-go-on: 1` says that the header was taken: who waits for it sends nothing in vain,
+        and loses no refusal to a message that is still under way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

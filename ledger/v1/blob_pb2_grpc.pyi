@@ -34,7 +34,10 @@ class BlobServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BlobServiceAsyncStub: ...
     Put: _grpc.StreamUnaryMultiCallable[_blob_pb2.PutRequest, _blob_pb2.PutResponse]
-    """Keeps content: a header, then chunks. Answered once it is durable. The same content again changes nothing."""
+    """Keeps content: a header, then chunks. Answered once it is durable. The same content again changes nothing.
+    Initial metadata `assay-go-on: 1` says that the header was taken: who waits for it sends nothing in vain,
+    and loses no refusal to a message that is still under way.
+    """
     Get: _grpc.UnaryStreamMultiCallable[_blob_pb2.GetRequest, _blob_pb2.GetResponse]
     """The content: a header, then chunks. ERASED where an operator had it removed."""
     Stat: _grpc.UnaryUnaryMultiCallable[_blob_pb2.StatRequest, _blob_pb2.StatResponse]
@@ -44,7 +47,10 @@ class BlobServiceStub:
 class BlobServiceAsyncStub(BlobServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Put: _aio.StreamUnaryMultiCallable[_blob_pb2.PutRequest, _blob_pb2.PutResponse]  # type: ignore[assignment]
-    """Keeps content: a header, then chunks. Answered once it is durable. The same content again changes nothing."""
+    """Keeps content: a header, then chunks. Answered once it is durable. The same content again changes nothing.
+    Initial metadata `assay-go-on: 1` says that the header was taken: who waits for it sends nothing in vain,
+    and loses no refusal to a message that is still under way.
+    """
     Get: _aio.UnaryStreamMultiCallable[_blob_pb2.GetRequest, _blob_pb2.GetResponse]  # type: ignore[assignment]
     """The content: a header, then chunks. ERASED where an operator had it removed."""
     Stat: _aio.UnaryUnaryMultiCallable[_blob_pb2.StatRequest, _blob_pb2.StatResponse]  # type: ignore[assignment]
@@ -57,7 +63,10 @@ class BlobServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_blob_pb2.PutRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_blob_pb2.PutResponse, _abc.Awaitable[_blob_pb2.PutResponse]]:
-        """Keeps content: a header, then chunks. Answered once it is durable. The same content again changes nothing."""
+        """Keeps content: a header, then chunks. Answered once it is durable. The same content again changes nothing.
+        Initial metadata `assay-go-on: 1` says that the header was taken: who waits for it sends nothing in vain,
+        and loses no refusal to a message that is still under way.
+        """
 
     @_abc_1.abstractmethod
     def Get(

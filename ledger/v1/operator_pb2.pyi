@@ -30,14 +30,18 @@ class _ContentRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ContentRu
     DESCRIPTOR: _descriptor.EnumDescriptor
     CONTENT_RULE_UNSPECIFIED: _ContentRule.ValueType  # 0
     CONTENT_RULE_INLINE: _ContentRule.ValueType  # 1
+    """In the log, or in blobs."""
     CONTENT_RULE_BLOB: _ContentRule.ValueType  # 2
+    """In blobs: the ledger refuses a span that carries it (INLINE_NOT_ALLOWED)."""
 
 class ContentRule(_ContentRule, metaclass=_ContentRuleEnumTypeWrapper):
-    """Where a workflow's content may stand."""
+    """Where the content of a version's rollouts may stand. The first declaration of a version counts."""
 
 CONTENT_RULE_UNSPECIFIED: ContentRule.ValueType  # 0
 CONTENT_RULE_INLINE: ContentRule.ValueType  # 1
+"""In the log, or in blobs."""
 CONTENT_RULE_BLOB: ContentRule.ValueType  # 2
+"""In blobs: the ledger refuses a span that carries it (INLINE_NOT_ALLOWED)."""
 Global___ContentRule: _TypeAlias = ContentRule  # noqa: Y015
 
 class _Direction:

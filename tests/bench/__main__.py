@@ -1,8 +1,8 @@
 """`python -m tests.bench [NAME …] [--seconds S] [--entries N] [--json]`: speed beside the machine's ceilings.
 
 Each module here with a `rows(seconds, entries)` is a bench by its name; it gives rows: a figure, the ceiling
-that was measured in the same run, what is wanted, and whether that is met. The exit code says nothing of that:
-machines are noisy.
+that was measured in the same run, what is wanted, and whether that is met. The exit code says nothing of
+that: machines are noisy.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tests.forge import Forge, event_id, make_key
 __all__ = ["rows"]
 
 #: Events a batch -> events in the log.
-_LOGS: Final = {256: 51_200, 16: 32_000, 1: 12_000}
+_LOGS: Final = {256: 153_600, 16: 32_000, 1: 12_000}
 _WANTED: Final = {256: 100_000, 16: 45_000, 1: 5_000}
 _SCALES: Final = 0.75  # of each core
 _SPAN_BYTES: Final = 320

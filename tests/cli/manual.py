@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from clients.cli.main import app
+from tests.ports import free_port
 
 __all__ = ["ROOT", "Block", "Manual", "blocks", "spans"]
 
@@ -49,12 +49,6 @@ def blocks(document: str) -> list[Block]:
 def spans(document: str) -> list[str]:
     """What stands between single backticks outside of fences."""
     return _SPAN.findall(_FENCE.sub("", document))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Manual:
@@ -113,7 +107,7 @@ class Manual:
 
     def _assay(self, words: list[str], code: int) -> str:
         if words[0] == "init":
-            words += ["--ledger", f"127.0.0.1:{_free_port()}", "--gate", f"127.0.0.1:{_free_port()}"]
+            words += ["--ledger", f"127.0.0.1:{free_port()}", "--gate", f"127.0.0.1:{free_port()}"]
         typed = f"{self._digest(words)[:8]}\n" if "approve" in words else None
         result = CliRunner().invoke(app, words, input=typed)
         assert code == result.exit_code, (words, result.stdout, result.stderr)

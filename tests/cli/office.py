@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -25,8 +24,9 @@ from ledger.environment import environment_digest
 from ledger.v1 import canary_pb2, event_pb2, options_pb2
 from tests.cli.conftest import Ran
 from tests.memory import demo_document, small
+from tests.ports import free_port
 
-__all__ = ["Office", "free_port"]
+__all__ = ["Office"]
 
 SCOPE = "sql-agent/en-internal"
 RESOURCE = "sql-writer"
@@ -35,13 +35,6 @@ _TARGETS = {
     for name, number in options_pb2.EnvironmentTarget.items()
     if number
 }
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Office:

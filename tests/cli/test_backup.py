@@ -18,13 +18,13 @@ import pytest
 from typer.testing import CliRunner
 
 from clients.cli.main import app
+from clients.home import ledger_config
 from clients.identity import load_identity
-from clients.servers import ledger_config
 from clients.sync import SyncLedgerClient
 from tests.cli.manual import ROOT, Manual, blocks
-from tests.cli.office import free_port
 from tests.events import minimal_event
 from tests.lab import Lab
+from tests.ports import free_port
 from tests.server.people import enqueued
 
 GUIDE = (ROOT / "docs" / "operations.md").read_text()
@@ -101,7 +101,7 @@ def test_the_doctor_and_the_numbers_answer_as_the_guide_says(manual: Manual) -> 
     own = {name for name in given if name.startswith("assay_") and not name.endswith("_created")}
     assert set() == {name for name in own if not name.startswith(tuple(told))}
     # Nothing failed yet, and no witness is asked: absent, not 0.
-    absent = {"assay_store_errors_total", "assay_witnesses_away"}
+    absent = {"assay_store_errors_total", "assay_blob_refusals_total", "assay_witnesses_away"}
     absent |= {"assay_cosigned_size", "assay_cosigned_time_seconds"}
     assert absent == told - own - {"assay_commit_seconds", "assay_commit_bytes"}
 

@@ -55,6 +55,23 @@ def test_put_get_stat_erase(office: Office, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("tmp*")) == []
 
 
+def test_a_workflow_for_blobs_gets_every_imported_span_as_one(office: Office, tmp_path: Path) -> None:
+    """The import asks what was declared; what it sends is taken, and the content of each span can be had."""
+    declared = ("--family", "message.user=1", "--expected-retries", 0, "--infrastructure-retries", 0)
+    workflow = ("publish", "workflow", "airline", "--version", 2, *declared, "--tool-contract", "ab" * 32)
+    assert 0 == office.run(*workflow, "--blobs").code
+    file = tmp_path / "gpt.json"
+    file.write_bytes(tau_file(tau_run(0, 0)))
+    frame = ("--workflow", "airline", "--workflow-version", 2, "--judge-version", "tau/1")
+    for _ in range(2):
+        ran = office.run("import", "trajectories", file, *frame, "--upload-blobs")
+        assert ran.code == 0, ran.err
+        assert "spans declared to stand outside the log: it holds their digests" in ran.out
+    kept = [path for path in (office.home / "ledger" / "data" / "blobs").rglob("*") if path.is_file()]
+    assert 7 == len(kept)  # six messages and a tool call
+    assert all(b"assay.source.json" in path.read_bytes() for path in kept)
+
+
 def test_imported_spans_that_are_too_long_go_into_the_store(office: Office, tmp_path: Path) -> None:
     """Sent after the events that name them, so none is an orphan; twice is once."""
     long = [{"role": "user", "content": "x" * MAX_INLINE_BYTES}]

@@ -149,6 +149,24 @@ def test_what_does_not_count_is_named(office: Office) -> None:
     assert "expected a PROMOTE" not in receipt
 
 
+def test_erased_content_is_shown_and_changes_nothing(office: Office) -> None:
+    """explain and receipt say ERASED and by which entry; the evidence digest is the one of before."""
+    candidate = _named(office, "erased")
+    update = _until_rehearsed(office, candidate)
+    digest, rollout = bytes(range(32)), office.scenario.rollout_id(candidate, 0)
+    blob = options_pb2.Blob(digest=digest, size=9)
+    office.send("runner-1", [minimal_event("span_recorded", rollout=rollout, blob=blob)])
+    before = office.json("explain", update, code=1)
+    erased = office.json("blob", "erase", digest.hex(), "--reason", "asked for")
+    after = office.json("explain", update, code=1)
+    shown = [{"rollout": rollout, "digest": digest.hex(), "erased": erased["index"]}]
+    assert [[], shown] == [told["erased_content"] for told in (before, after)]
+    assert before["evidence_digest"] == after["evidence_digest"]
+    line = f"  {rollout}: content {digest.hex()} ERASED by the entry at index {erased['index']}\n"
+    for command in ("explain", "receipt"):
+        assert line in office.run(command, update).out
+
+
 def test_protected_cases_that_fell_are_named(office: Office) -> None:
     """explain lists family and case with both means."""
     update = _until_rehearsed(office, _named(office, "fell", protected_regressions=1, gain=Decimal("0.2")))

@@ -25,6 +25,7 @@ DOCUMENTS = (
     "docs/trust.md",
     "docs/tiles.md",
     "docs/keys.md",
+    "docs/blobs.md",
 )
 #: Followed by tests of their own.
 ELSEWHERE = ("docs/operations.md",)

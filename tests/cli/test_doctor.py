@@ -28,15 +28,15 @@ from clients.certificates import CertificateAuthority
 from clients.doctor import Check, Ledger, State, check_installation
 from clients.doctor_storage import check_storage
 from clients.health import probe_credentials
-from clients.home import load_home
+from clients.home import ledger_config, load_home
 from clients.keyfile import write_key
-from clients.servers import ledger_config
 from gate.v1 import gate_pb2
 from ledger.checkpoint import verify_cosignatures
 from ledger.note import parse_note
 from ledger.trust import parse_trust_document
 from tests.cli.conftest import Run
-from tests.cli.office import Office, free_port
+from tests.cli.office import Office
+from tests.ports import free_port
 from tests.witness import Witness
 
 NOW = datetime.now(UTC)
@@ -118,6 +118,15 @@ def test_what_does_not_answer_is_wrong_and_what_hangs_on_it_unknown(run: Run, tm
     ]
     assert "assay serve ledger" in run("doctor").out
     assert 7 == run("health", "ledger").code
+
+
+def test_fsck_finds_no_store_where_no_ledger_has_served(run: Run, tmp_path: Path) -> None:
+    """A home whose ledger never ran, and no home at all: exit code 6, as for whatever is not there."""
+    assert 0 == run("init", "--dev").code
+    for home in (tmp_path / "home", tmp_path / "absent"):
+        ran = run("--home", home, "fsck")
+        assert (6, "") == (ran.code, ran.out)
+        assert f"NO_STORE: expected a ledger's database in {home}/ledger/data" in ran.err
 
 
 def test_without_a_home_nothing_of_it_is_ok(run: Run) -> None:

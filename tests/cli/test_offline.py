@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ledger.v1 import event_pb2, gate_pb2
+from ledger.v1 import event_pb2, gate_pb2, operator_pb2, options_pb2
 from tests.cli.conftest import Run
 from tests.cli.signed import SignedLog, key_of, write_export
 from tests.forge import ROOT, Forge, event_id, export_of, make_key, opened
-from tests.memory import Story
+from tests.gate_tests.editing import change
+from tests.memory import Story, demo_document, small
 
 
 @pytest.fixture
@@ -216,6 +217,28 @@ def test_replay_judges_one_update_again(run: Run, file: Path) -> None:
     assert judged.document["judged"]["verdict"] == "PROMOTE_TO_DEFAULT"
     assert ["PASS"] * 7 == [finding["state"] for finding in judged.document["judged"]["findings"]]
     assert run("replay", file, *trust(file), "--update", "update-Z", "--step", "canary").code == 6
+
+
+def test_replay_shows_what_was_erased(run: Run, tmp_path: Path) -> None:
+    """From the file alone: which content of the update is gone, and by which entry; the digests stay."""
+    story = Story(demo_document(small), SignedLog())
+    story.setup()
+    candidate, blob = story.candidate("A"), options_pb2.Blob(digest=bytes(range(32)), size=9)
+    story.until_approval(candidate, change("span_recorded", lambda body: body.blob.CopyFrom(blob)))
+    words = ("--update", "update-A", "--step", "canary")
+    told = []
+    for index in (None, story.say(operator_pb2.BlobErased(digest=blob.digest, reason="asked for"))):
+        assert isinstance(story.log, SignedLog)
+        size = story.log.forge.size if index is not None else story.log.forge.size - 1
+        file = write_export(story.log, tmp_path, size=size)
+        told.append(run("replay", file, *trust(file), "--forget", *words, "--json").document["judged"])
+    rollout = story.scenario.rollout_id(candidate, 0)
+    shown = [{"rollout": rollout, "digest": blob.digest.hex(), "erased": index}]
+    assert [[], shown] == [judged["erased_content"] for judged in told]
+    for name in ("evidence_digest", "findings_digest", "verdict"):
+        assert told[0][name] == told[1][name]
+    out = run("replay", file, *trust(file), "--forget", *words).out
+    assert f"{rollout}: content {blob.digest.hex()} ERASED by the entry at index {index}" in out
 
 
 def test_replay_finds_a_verdict_that_does_not_follow(

@@ -129,7 +129,9 @@ def test_from_proposal_to_rollback(office: Office, tmp_path: Path) -> None:
     # A change puts the promotion at risk, and says so.
     office.json("publish", "environment", SCOPE, "permissions", office.pin("wider permissions"))
     assert ["STALE_PERMISSIONS"] == office.json("default", RESOURCE, SCOPE)["at_risk"]
-    assert "STALE_PERMISSIONS" in office.run("status").out
+    risk = f"STALE_PERMISSIONS: serves all the same until assay rollback {RESOURCE} {SCOPE} --reason"
+    for command in (("status",), ("default", RESOURCE, SCOPE)):
+        assert risk in office.run(*command).out
 
     undone = office.json("rollback", RESOURCE, SCOPE, "--reason", "complaints")
     assert (baseline, update) == (undone["to"], undone["update"])

@@ -14,8 +14,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from clients.certificates import CertificateAuthority
-from clients.home import DEVELOPMENT_PRINCIPALS, ROOT, NewHome, Principal, create_home, load_home
+from clients.home import (
+    DEVELOPMENT_PRINCIPALS,
+    ROOT,
+    NewHome,
+    Principal,
+    create_home,
+    ledger_config,
+    load_home,
+)
 from clients.keyfile import read_key
+from clients.servers import ledger_command
 from ledger.admission import admit
 from ledger.batch import batch_text, event_root, parse_batch_note
 from ledger.errors import AssayError, FormatError, NotFoundError, RefusedError
@@ -64,6 +73,7 @@ def test_a_home_has_the_files_that_its_users_look_for(home: Path) -> None:
     names = [ROOT, *(principal.name for principal in DEVELOPMENT_PRINCIPALS)]
     expected = {
         "assay.json",
+        "ledger.json",
         "trust.txt",
         "genesis.bin",
         "ca.crt",
@@ -382,3 +392,40 @@ def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path.chmod(0o640)
     assert "KEY_EXPOSED" == refused(RefusedError, lambda: read_key(path))
     assert "KEY_ABSENT" == refused(NotFoundError, lambda: read_key(tmp_path / "none.key"))
+
+
+# --- the ledger's configuration ----------------------------------------------------------------------------
+
+
+def test_what_an_operator_wrote_for_the_ledger_stays(home: Path) -> None:
+    """A start enters what it was told and the keys that lie in the home, and takes nothing else away."""
+    file, document = home / "ledger.json", load_home(home)
+    assert ledger_config(document) == json.loads(file.read_text())
+    edited = ledger_config(document) | {
+        "listen": "0.0.0.0:7600",
+        "store": "postgresql://ledger@db.example/assay",
+        "note_keys": ["ledger/note-gone.key", "/etc/assay/note.key"],
+    }
+    file.write_text(json.dumps(edited))
+    assert str(file) == ledger_command(home, document, metrics="127.0.0.1:9401")[-1]
+    expected = edited | {"note_keys": ["ledger/note.key", "/etc/assay/note.key"], "metrics": "127.0.0.1:9401"}
+    assert expected == json.loads(file.read_text())
+    ledger_command(home, document)
+    assert expected == json.loads(file.read_text())
+
+
+def test_a_home_without_a_configuration_gets_one(home: Path) -> None:
+    """A home that was made before there was such a file serves as it did."""
+    file, document = home / "ledger.json", load_home(home)
+    file.unlink()
+    ledger_command(home, document)
+    assert ledger_config(document) == json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x80"])
+def test_a_configuration_that_is_none_is_left_alone(home: Path, text: str) -> None:
+    """What cannot be read is refused, and not replaced."""
+    file, document = home / "ledger.json", load_home(home)
+    file.write_bytes(text.encode("latin-1"))
+    assert "BAD_CONFIG" == refused(FormatError, lambda: ledger_command(home, document))
+    assert text.encode("latin-1") == file.read_bytes()

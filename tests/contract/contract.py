@@ -255,7 +255,7 @@ class StoreContract:
             finally:
                 faulty.arm(step, "not done")  # type: ignore[arg-type]  # of the two
 
-        faulty.insert = insert  # type: ignore[method-assign]
+        faulty.insert = insert  # type: ignore[method-assign]  # a spy
         with pytest.raises(FatalError) as caught:
             store.commit(a_commit(0))
         assert "STORE_DOUBTFUL" == reason_of(caught)

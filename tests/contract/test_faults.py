@@ -63,7 +63,7 @@ def test_a_commit_that_fails_done_is_there(faulty: FaultStore) -> None:
 @pytest.mark.parametrize(("form", "expected"), [("not done", b"checkpoint 1"), ("done", b"checkpoint 2")])
 def test_a_release_fails_in_both_forms(faulty: FaultStore, form: str, expected: bytes) -> None:
     """Only where it was done is the value the new one."""
-    faulty.arm("release", form, FatalError("NOT_DURABLE", "expected a release, got a fault"))  # type: ignore[arg-type]
+    faulty.arm("release", form, FatalError("NOT_DURABLE", "expected a release, got a fault"))  # type: ignore[arg-type]  # of the two
     with pytest.raises(FatalError):
         faulty.release(b"checkpoint 2")
     assert expected == faulty.released()

@@ -17,6 +17,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from clients import doctor_storage
 from ledger.errors import FatalError, OverloadedError
 from ledger.server import postgres
 from ledger.server.durable import Folder
@@ -160,6 +161,11 @@ def test_law_03_a_server_that_may_lose_a_commit_is_refused(place: _Place, name: 
     with closing(psycopg.connect(place.url, autocommit=True)) as connection:
         while connection.execute("SELECT current_setting(%s)", [name]).fetchone() != ("on",):
             pass
+
+
+def test_the_doctor_asks_for_what_the_ledger_demands() -> None:
+    """Clients may not import the server, so the settings that make a commit durable stand in both."""
+    assert postgres._DURABLE == doctor_storage._DURABLE
 
 
 def until_refused(store: Store) -> None:

@@ -189,6 +189,19 @@ def test_a_checkpoint_opens_for_its_own_log_only() -> None:
     assert ("V6", "TOO_MANY_SIGNATURES") == fault(SIGNED + signature_line("a", b"1234", b"5") * 64, key)
 
 
+def test_law_06_a_checkpoint_from_before_a_rotation_opens_under_the_keys_that_were() -> None:
+    """One of a log's keys is enough; a bad signature by one is refused beside a good one by another."""
+    key, other = LEDGER.verifier_key, SigningKey(LEDGER.verifier_key.name, bytes(32))
+    assert CHECKPOINT == open_checkpoint(SIGNED, other.verifier_key, key)
+    assert CHECKPOINT == open_checkpoint(sign_checkpoint(CHECKPOINT, other), key, other.verifier_key)
+    both = sign_note(TEXT, LEDGER, other)
+    assert CHECKPOINT == open_checkpoint(both, key, other.verifier_key)
+    spoiled = signature_line(other.verifier_key.name, other.verifier_key.key_id, bytes(64))
+    with pytest.raises(VerificationError) as caught:
+        open_checkpoint(SIGNED + spoiled, key, other.verifier_key)
+    assert ("V6", "BAD_SIGNATURE") == (caught.value.step, caught.value.reason)
+
+
 def test_extension_lines_are_read_and_never_written() -> None:
     """A checkpoint with extension lines opens, keeps them, and is not signed by us."""
     extended = replace(CHECKPOINT, extensions=("some", "thing"))

@@ -21,6 +21,7 @@ from ledger.merkle import (
     node_hash,
     path,
     root,
+    subtrees,
     verify_consistency,
     verify_inclusion,
 )
@@ -222,6 +223,32 @@ def test_a_frontier_holds_the_perfect_subtrees() -> None:
     assert (root(LEAVES[:4]), root(LEAVES[4:6]), LEAVES[6]) == frontier.nodes
     for size, nodes in ((7, frontier.nodes[:2]), (3, frontier.nodes), (1, [b"short"]), (-1, [LEAVES[0]])):
         assert "BAD_FRONTIER" == refusal(Frontier, size, nodes)
+
+
+@given(st.integers(0, 300), leaf_lists)
+def test_a_frontier_grows_by_perfect_subtrees_as_by_their_leaves(first: int, leaves: list[bytes]) -> None:
+    """Each part is the root over its leaves, where such a subtree may stand; joined, they are the tree."""
+    by_leaves, by_parts = Frontier(), Frontier()
+    for frontier in (by_leaves, by_parts):
+        frontier.extend([leaf_hash(b"before")] * first)
+    by_leaves.extend(leaves)
+    parts, taken = subtrees(first, leaves), 0
+    for level, node in parts:
+        assert 0 == by_parts.size % (1 << level)
+        assert root(leaves[taken : taken + (1 << level)]) == node
+        by_parts.join(level, node)
+        taken += 1 << level
+    assert len(leaves) == taken
+    assert len(parts) <= 2 * len(leaves).bit_length()
+    assert (by_leaves.size, by_leaves.nodes) == (by_parts.size, by_parts.nodes)
+
+
+def test_a_subtree_is_refused_where_none_can_stand() -> None:
+    """Of two leaves after one, there is no subtree."""
+    frontier = Frontier()
+    frontier.append(LEAVES[0])
+    assert "BAD_FRONTIER" == refusal(frontier.join, 1, root(LEAVES[1:3]))
+    assert (1, LEAVES[0]) == (frontier.size, frontier.root())
 
 
 # --- proofs and what they do not prove -------------------------------------------------------------------

@@ -16,8 +16,9 @@ from typing import Any, Final
 from ledger.errors import FatalError, OverloadedError
 from tests.crash.audit import Audit, Found
 from tests.crash.load import Load, Promises
-from tests.crash.torture import free_port
 from tests.lab import Lab
+from tests.ports import free_port
+from tests.server.people import until
 
 __all__ = ["ACTIONS", "Fault", "Outcome", "build_shim", "strike", "trace"]
 
@@ -96,8 +97,7 @@ async def strike(shim: Path, folder: Path, fault: Fault, *, seed: int = 0, **opt
         try:
             await promises.until(_WARM)
             control.write_text(str(fault))
-            while not hit.exists():  # noqa: ASYNC110 - another process makes the file
-                await asyncio.sleep(_POLL)
+            await until(hit.exists, every=_POLL)
             control.unlink()
             await promises.until(len(promises.acknowledged) + _AFTER)
             for error in load.failed():

@@ -1,4 +1,4 @@
-"""A fault at each step of a commit's way to the disk: done or not, reported failed; killed; disk full.
+"""A fault at each step of what goes to the disk, commits and tiles: failed, or said to be; killed; disk full.
 
 After each: what the ledger acknowledged is there exactly once, where it said; every checkpoint that anybody
 saw is one of this log's; the whole log verifies.
@@ -54,3 +54,24 @@ async def test_law_03_a_fault_at_each_step_loses_and_doubles_nothing(
         assert outcome.codes == (3,)
     else:
         assert outcome.codes == ()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(action, call, path)
+        for call, path, actions in (
+            ("write", "/tiles/.temp/", ("fail", "full", "short", "before", "after")),
+            ("sync", "/tiles/.temp/", ("fail", "lie", "before", "after")),
+            ("rename", "/tiles/tile/", ("fail", "lie", "before", "after")),
+            ("sync", "/tiles/tile/", ("fail", "lie", "before", "after")),
+            ("rename", "/tiles/checkpoint", ("fail", "lie", "before", "after")),
+        )
+        for action in actions
+    ],
+    ids=str,
+)
+async def test_law_03_a_fault_at_a_tile_loses_no_append(shim: Path, tmp_path: Path, fault: Fault) -> None:
+    """Only a killed ledger ends, and everything acknowledged stands."""
+    outcome = await strike(shim, tmp_path, fault)
+    assert outcome.codes == ((-9,) if fault.action in {"before", "after"} else ())

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
@@ -22,8 +21,9 @@ from typing import Any, Final
 from tests.crash.audit import Audit, Found
 from tests.crash.load import Load, Promises
 from tests.lab import Lab, ServerEndedError
+from tests.ports import free_port
 
-__all__ = ["Report", "free_port", "torture"]
+__all__ = ["Report", "torture"]
 
 _KILLS_PER_LOG: Final = 25  # then a new log: every audit reads all of it
 _EARLY: Final = 0.2  # share of kills before the ledger says that it is ready
@@ -53,14 +53,6 @@ class Report:
         self.logs += 1
         for name, value in asdict(found).items():
             setattr(self, name, getattr(self, name) + value)
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on: the ledger comes back where its authors look for it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 async def torture(kills: int, *, seed: int = 0, **lab_options: Any) -> Report:

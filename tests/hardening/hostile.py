@@ -21,7 +21,7 @@ from clients.home import DEVELOPMENT_PRINCIPALS, Principal
 from clients.ledger import LedgerClient
 from ledger.v1 import options_pb2
 from tests.lab import Lab
-from tests.server.people import body
+from tests.server.people import body, until
 
 __all__ = [
     "MIX",
@@ -109,10 +109,8 @@ def held(pid: int) -> tuple[int, float]:
 
 async def settled(pid: int, descriptors: int) -> int:
     """Waits until the process holds no more than so many descriptors; how many it holds."""
-    async with asyncio.timeout(60):
-        while (now := held(pid)[0]) > descriptors:  # noqa: ASYNC110 - another process sets no event
-            await asyncio.sleep(0.05)
-    return now
+    await until(lambda: held(pid)[0] <= descriptors, every=0.05)
+    return held(pid)[0]
 
 
 def server_pid(lab: Lab) -> int:

@@ -6,7 +6,7 @@ The bounds are generous, since other work may share the machine; `make hostile` 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import grpc.aio
 import pytest
@@ -20,7 +20,7 @@ from tests.hardening.attackers import KINDS, Attackers
 from tests.hardening.hostile import PRINCIPALS, attack, crowd, held, measure, server_pid, settled
 from tests.hardening.rubbish import spoiled_batch
 from tests.lab import Lab
-from tests.server.people import enqueued, reason_of
+from tests.server.people import enqueued, reason_of, until
 
 _FLOOR = 5.0  # ms: below it a ratio says more about the machine than about us
 
@@ -77,10 +77,10 @@ async def test_no_task_outlives_its_connection(kind: str) -> None:
         assert {kind: 20} == attackers.up
         await client.get_checkpoint()
         attackers.leave()
-        await _until(lambda: len(asyncio.all_tasks()) <= before)
+        await until(lambda: len(asyncio.all_tasks()) <= before)
         follow = [client.stub.Follow(ledger_pb2.FollowRequest()) for _ in range(60)]
         for call in follow:  # of 64 streams none is still counted
-            assert 0 == (await call.read()).first_index  # type: ignore[union-attr]
+            assert 0 == (await call.read()).first_index  # type: ignore[union-attr]  # not the end
             call.cancel()
 
 
@@ -107,8 +107,8 @@ async def test_a_request_that_comes_byte_by_byte_is_ended(short_patience: None) 
         attackers = Attackers(lab.path, lab.address)
         writer = await attackers.http()
         await KINDS["loris"](attackers)
-        await _until(lambda: len(asyncio.all_tasks()) > before)
-        await _until(lambda: len(asyncio.all_tasks()) <= before)
+        await until(lambda: len(asyncio.all_tasks()) > before)
+        await until(lambda: len(asyncio.all_tasks()) <= before)
         assert not writer.is_closing()
         attackers.leave()
 
@@ -158,9 +158,3 @@ async def _outcome(call: Awaitable[object]) -> str:
     except grpc.aio.AioRpcError as error:
         return error_of(error).reason
     return "answered"
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 - tasks and descriptors of others set no event
-            await asyncio.sleep(0.01)

@@ -155,7 +155,7 @@ async def test_an_r_of_small_order_or_not_canonical(doors: Doors) -> None:
     for point in sorted(_REFUSED_POINTS):
         events = [enqueued(doors.lab)]
         text = batch_text(doors.lab.home.origin, STREAM, 0, 1, event_root(events))
-        signed = _payload(lambda s, r=point: r + s[32:])(text, door.identity)  # type: ignore[misc]
+        signed = _payload(lambda s, r=point: r + s[32:])(text, door.identity)  # type: ignore[misc]  # a default binds
         error = await door.refused(ledger_pb2.AppendRequest(note=signed, events=events))
         assert (point.hex(), "BAD_BATCH_SIGNATURE") == (point.hex(), error.reason)
 

@@ -257,6 +257,48 @@ def test_law_15_the_only_clock_is_the_prefixs(story: Story) -> None:
     assert {7: "MISSING APPROVAL_EXPIRED"} == why(story.judged(U))
 
 
+def test_law_15_erasing_a_blob_changes_no_verdict_and_no_evidence_digest(story: Story) -> None:
+    """Every span and input of A stands in a blob, and each is erased before it may become default: it does.
+
+    The receipt shows what is gone, from the entry on that says so; at earlier sizes nothing is.
+    """
+    candidate = story.candidate("A")
+    blobs = [options_pb2.Blob(digest=digest(f"content {number}"), size=9) for number in range(2)]
+    spans = change("span_recorded", lambda body: body.blob.CopyFrom(blobs[0]), None)
+    inputs = change("rollout_enqueued", lambda body: body.input_blob.CopyFrom(blobs[1]), None)
+    story.until_approval(candidate, lambda phase, events: inputs(phase, list(spans(phase, events))))
+    story.approve(candidate)
+    size, then, shown = (
+        story.log.size,
+        story.judged(U),
+        receipt_document(story.log.receipts, U, story.log.size),
+    )
+    verdict = story.verdict(U)
+    gone = [story.say(operator_pb2.BlobErased(digest=blob.digest, reason="asked for")) for blob in blobs]
+    now = story.judged(U)
+    assert (then, TO_CANARY) == (now, now.verdict)
+    story.live(candidate, verdict)
+    story.approve(candidate, DEFAULT, by="approver-2")
+    story.promote(story.verdict(U, DEFAULT))
+    default = story.default()
+    assert default is not None
+    assert story.scenario.candidate_digest(candidate) == default.digest
+    assert [] == story.log.replay.faults
+    assert (2, 2) == (story.log.replay.result().verdicts, story.log.replay.result().moves)
+    assert shown == receipt_document(story.log.receipts, U, size)
+    assert [] == shown["during"]["erased_content"]
+    receipt = receipt_document(story.log.receipts, U, story.log.size)
+    rollouts = [story.scenario.rollout_id(candidate, position) for position in range(6)]
+    expected = {
+        (rollout, blob.digest.hex(), index)
+        for rollout in rollouts
+        for blob, index in zip(blobs, gone, strict=True)
+    }
+    erased = receipt["during"]["erased_content"]
+    assert expected == {(item["rollout"], item["digest"], item["erased"]) for item in erased}
+    assert len(expected) == len(erased)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "lacks"),
     [

@@ -43,7 +43,11 @@ async def reason_of(call: Awaitable[object], kind: type[AssayError] = AssayError
     return caught.value.reason
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Gives way until `holds`; the test's own timeout ends a wait that is in vain."""
-    while not holds():  # noqa: ASYNC110 - what is waited for sets no event
-        await asyncio.sleep(0)
+async def until(holds: Callable[[], bool], every: float = 0.0) -> None:
+    """Gives way until `holds`, asked again `every` so many seconds: some, where another process must act.
+
+    Raises TimeoutError after a minute in vain.
+    """
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - what is waited for sets no event
+            await asyncio.sleep(every)

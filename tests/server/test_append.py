@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from clients.acknowledgement import Placed
 from clients.home import ROOT
 from ledger.entry import decode_entry
 from ledger.errors import FormatError, RefusedError
+from ledger.server.state import known_grant, prepare
+from ledger.server.turns import Turns
 from ledger.touches import Condition
 from ledger.v1 import event_pb2, options_pb2
 from tests.events import minimal_event
@@ -141,6 +145,17 @@ async def test_a_condition_that_no_longer_holds_is_refused() -> None:
         assert (await trainer.append([event], fresh)).first_index == size + 1
 
 
+async def test_a_condition_of_many_keys_is_refused_and_charged() -> None:
+    """A million keys in a batch that stands would hold the loop each time, and cost nothing."""
+    async with Lab() as lab:
+        client = lab.of_role("runner")
+        await client.append([enqueued(lab)], Condition(tuple(map(str, range(64))), 0, None))
+        many = Condition(("key",) * 300_000, 0, None)
+        assert "TOO_MANY_KEYS" == await reason_of(client.append([enqueued(lab)], many), FormatError)
+        assert lab.host is not None
+        assert 0 < lab.host.room._owed("runner-1")
+
+
 async def test_a_condition_on_time_is_judged_by_the_ledgers_clock() -> None:
     """recorded_at may equal not_after, and may not pass it."""
     async with Lab() as lab:
@@ -218,6 +233,27 @@ async def test_two_writers_at_once_get_different_places() -> None:
         jobs = [client.append([body(lab, name)]) for client, name in writers for _ in range(10)]
         placed: list[Placed] = await asyncio.gather(*jobs)
         assert list(range(size, size + 40)) == sorted(each.first_index for each in placed)
+
+
+@pytest.mark.parametrize(("count", "commits"), [(1, {1}), (5, {1}), (60, {2, 3, 4})])
+async def test_a_commit_takes_what_turns_of_the_loop_bring(count: int, commits: set[int]) -> None:
+    """Batches that come turn after turn share a commit; a flood of them does not hold it back."""
+    async with Lab() as lab:
+        assert lab.host is not None
+        sequencer, author = lab.host.services.sequencer, lab.identity("runner-1")
+        prepared = []
+        for sequence in range(count):
+            signed = batch(author, [enqueued(lab, f"ro-{sequence}")], sequence=sequence)
+            grant = known_grant(sequencer.state.authority, signed.note)
+            turn = Turns().of(author.name)
+            prepared.append(await prepare(signed.note, signed.events, lab.home.origin, grant, turn))
+        size, answers = sequencer.size, []
+        for one in prepared:
+            answers.append(sequencer.submit(one, None))
+            await asyncio.sleep(0)
+        positions = await asyncio.gather(*answers)
+        assert [*range(size, size + count)] == [position.first_index for position in positions]
+        assert len([*lab.host.store.runs(size)]) in commits
 
 
 async def test_an_author_who_goes_away_changes_nothing() -> None:

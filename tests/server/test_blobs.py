@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -24,7 +27,7 @@ from ledger.errors import (
 )
 from ledger.server.blob_service import WRITERS, BlobLimits
 from ledger.server.blobs import Upload
-from ledger.v1 import blob_pb2, blob_pb2_grpc, operator_pb2, options_pb2, runner_pb2
+from ledger.v1 import blob_pb2, blob_pb2_grpc, options_pb2, runner_pb2
 from ledger.wire import error_of
 from tests.lab import Lab
 from tests.server.people import body, enqueued, reason_of, until
@@ -228,14 +231,23 @@ async def test_a_full_disk_leaves_nothing_and_stops_nothing(
             return real(*values)
 
         monkeypatch.setattr(Upload, step, failing)
-        assert "BLOB_NOT_STORED" == await reason_of(
-            blobs(lab, "runner-1", attempts=1).put(BytesIO(TEXT)), OverloadedError
-        )
+        client = blobs(lab, "runner-1", attempts=1)
+        for content in (TEXT, *[bytes(2**21)] * 20):  # what is still under way then costs nobody the reason
+            assert "BLOB_NOT_STORED" == await reason_of(client.put(BytesIO(content)), OverloadedError)
         assert [] == kept(lab)
         await lab.of_role("runner").append([enqueued(lab)])
         full = False
         await blobs(lab, "runner-1").put(BytesIO(TEXT))
         assert [sha256(TEXT).hexdigest()] == kept(lab)
+
+
+@pytest.mark.parametrize("name", ["runner-1", "trainer-1"])
+async def test_a_refusal_arrives_whatever_is_still_to_be_sent(name: str) -> None:
+    """4 MiB that are refused at once, for their size or their sender: the reason is told each time."""
+    async with Lab(settings={"blob_limits": BlobLimits(blob_bytes=100)}) as lab:
+        client = blobs(lab, name, attempts=1)
+        found = {await reason_of(client.put(BytesIO(bytes(2**22)))) for _ in range(50)}
+        assert {"BLOB_TOO_LARGE" if name == "runner-1" else "MAY_NOT_CALL"} == found
 
 
 async def test_limits_say_what_to_do() -> None:
@@ -424,7 +436,39 @@ async def test_a_put_that_an_erasure_overtakes_is_refused() -> None:
         await until(lambda: not kept(lab))
 
 
-async def test_rows_that_were_lost_are_made_again() -> None:
+def _remove(file: Path) -> None:
+    file.unlink()
+
+
+def _overwrite(file: Path) -> None:
+    file.write_bytes(b"no database, but as long as the header of one" * 5)
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:5000])
+
+
+def _other_columns(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as rows:
+        rows.execute("DROP TABLE names")
+        rows.execute("CREATE TABLE names (digest BLOB)")
+        rows.commit()
+
+
+def _other_values(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as rows:
+        assert 1 == rows.execute("UPDATE log SET size = 'many'").rowcount
+        rows.commit()
+
+
+def _spoil_pages(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[4096:] = b"x" * (len(data) - 4096)
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [_remove, _overwrite, _cut, _other_columns, _other_values, _spoil_pages])
+async def test_rows_that_were_lost_are_made_again(damage: Callable[[Path], None]) -> None:
     """Content is found without its row, names come from the log; what is not whole is removed."""
     async with Lab() as lab:
         blob = await blobs(lab, "runner-1").put(BytesIO(TEXT))
@@ -432,8 +476,8 @@ async def test_rows_that_were_lost_are_made_again() -> None:
         await lab.of_role("runner").append([rollout(lab, "ro-1", "TRAIN", blob)])
         await lab.stop()
         data = lab.path / "ledger" / "data"
-        for left in data.glob("blobs.sqlite*"):
-            left.unlink()
+        assert [data / "blobs.sqlite"] == list(data.glob("blobs.sqlite*"))
+        damage(data / "blobs.sqlite")
         wrong = sha256(b"right").hexdigest()
         (data / "blobs" / wrong[:2]).mkdir()
         (data / "blobs" / wrong[:2] / wrong).write_bytes(b"wrong")
@@ -443,17 +487,26 @@ async def test_rows_that_were_lost_are_made_again() -> None:
         await until(lambda: [blob.digest.hex()] == kept(lab))
 
 
-async def test_law_01_inline_content_against_the_rule_is_recorded_and_shown() -> None:
-    """A workflow that declares BLOB, and a span that is in the log all the same: GetRollout says so."""
+async def test_rows_that_turn_out_to_be_damaged_are_made_again_at_the_next_start() -> None:
+    """A page that no start reads: who asks for what stands there is told, and the log goes on."""
     async with Lab() as lab:
-        declared = {"version": 1, "content_rule": operator_pb2.CONTENT_RULE_BLOB}
-        await lab.of_role("operator").append([body(lab, "workflow_declared", workflow="wf", **declared)])
         blob = await blobs(lab, "runner-1").put(BytesIO(TEXT))
-        named = {"workflow": "wf", "workflow_version": 1}
-        spans = [body(lab, "span_recorded", rollout="ro-1"), span(lab, "ro-1", blob)]
-        await lab.of_role("runner").append([enqueued(lab, "ro-1", **named), *spans])
-        claims = (await ReceiptsClient(lab.client("judge-1")).get_rollout("ro-1"))["claims"]
-        assert [None, True, None] == [claim.get("inline_against_rule") for claim in claims]
+        others = [options_pb2.Blob(digest=sha256(bytes([n % 251, n // 251])).digest()) for n in range(2000)]
+        named = [rollout(lab, f"ro-{n}", "TRAIN", one) for n, one in enumerate((blob, *others))]
+        await lab.of_role("runner").append(named)
+        await lab.stop()
+        file = lab.path / "ledger" / "data" / "blobs.sqlite"
+        data = bytearray(file.read_bytes())
+        row = b"ro-0"
+        page = next(at for at in range(4096, len(data), 4096) if blob.digest + row in data[at : at + 4096])
+        data[page : page + 4096] = b"x" * 4096
+        file.write_bytes(data)
+        await lab.start()
+        assert "VIEWS_UNREADABLE" == await reason_of(blobs(lab, "judge-1", attempts=1).stat(blob.digest))
+        await lab.of_role("runner").append([enqueued(lab, "ro-more")])
+        assert not file.exists()
+        await lab.restart()
+        assert (await blobs(lab, "judge-1").stat(blob.digest)).named
 
 
 # --- reading ------------------------------------------------------------------------------------------------

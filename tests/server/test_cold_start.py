@@ -8,7 +8,8 @@ import logging
 import random
 import shutil
 import sqlite3
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from clients.demo.document import DemoDocument
 from clients.home import load_home
+from clients.keyfile import read_key
 from clients.receipts import ReceiptsClient
 from gate.report import receipt_document
 from ledger.entry import Opening, decode_entry, iter_run
@@ -23,17 +25,19 @@ from ledger.errors import AssayError, FatalError, NotFoundError
 from ledger.merkle import leaf_hash
 from ledger.server import recovery, state
 from ledger.server.durable import Folder
+from ledger.server.folds import Folded, FoldRunner
 from ledger.server.recovery import TILES, VIEWS, recover
 from ledger.server.sqlite import SQLiteStore
 from ledger.server.stored import entries_at
 from ledger.server.views import Views
-from ledger.trust import parse_trust_document
-from ledger.v1 import gate_pb2
+from ledger.trust import Grant, parse_trust_document
+from ledger.v1 import event_pb2, gate_pb2
 from tests.bench.biglog import make_big_log
 from tests.events import minimal_event
 from tests.gate_lab import CANARY, DEFAULT, GateLab, Wire
 from tests.lab import Lab
 from tests.memory import demo_document, small
+from tests.memory_log import MemoryLog
 
 
 def _small() -> DemoDocument:
@@ -184,6 +188,60 @@ async def test_a_story_goes_on_over_cold_starts() -> None:
         await lab.start()
 
 
+async def test_the_loop_reads_no_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Receipts, and judgments that need records, after a start that made none: the reading thread reads."""
+    readers: list[str] = []
+    stored = SQLiteStore.runs
+
+    def runs(store: SQLiteStore, start: int) -> Iterator[tuple[int, bytes]]:
+        readers.append(threading.current_thread().name)
+        return stored(store, start)
+
+    async with GateLab() as lab:
+        wire = Wire(lab, _small())
+        await wire.setup()
+        update = await wire.until_approval(wire.candidate("A"))
+        await lab.restart()
+        monkeypatch.setattr(SQLiteStore, "runs", runs)
+        await ReceiptsClient(lab.client("auditor-1")).get_update(update)
+        assert readers
+        await lab.restart()
+        readers.clear()
+        wire = Wire(lab, _small())
+        await wire.approve(wire.candidate("A"))
+        canary = await wire.gate("operator-1").evaluate(update, CANARY, record=True)
+        receipt = await ReceiptsClient(lab.client("auditor-1")).get_update(update)
+        assert [canary.index] == [verdict["index"] for verdict in receipt["after"]["verdicts"]]
+        assert {name for name in readers if not name.startswith(("ledger-reader", "ledger-tiles"))} == set()
+
+
+async def test_what_cannot_be_read_ahead_is_left_to_the_fold(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so once for the batch, and every fold gets it all the same."""
+    folded: list[int] = []
+
+    class Counting:
+        def apply(
+            self, index: int, recorded_at: int, leaf: bytes, grant: Grant, event: event_pb2.Event, alone: bool
+        ) -> None:
+            folded.append(index)
+
+    async def ahead(events: Sequence[event_pb2.Event]) -> None:
+        raise FatalError("STORE_UNREADABLE", f"expected to read for {len(events)} events, got no store")
+
+    runner = FoldRunner([Counting()])
+    runner.read_ahead(ahead)
+    log = MemoryLog()
+    index, recorded_at, leaf, grant, event, _ = log.entries[0]
+    running = asyncio.create_task(runner.run())
+    runner.give(Folded(index, recorded_at, grant, [leaf], [event]))
+    await runner.through()
+    assert [0] == folded
+    assert ["nothing is read ahead"] == [record.getMessage()[:21] for record in caplog.records]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_after_a_stop_nothing_is_left_to_fold() -> None:
     """A clean stop writes views and tiles up to the head."""
     async with Lab() as lab:
@@ -206,7 +264,7 @@ async def test_kill_at_any_time_leaves_rows_of_a_prefix() -> None:
             async def write(
                 role: str, body: str, count: int = 20 * (number + 1), enough: asyncio.Event = enough
             ) -> None:
-                client = lab.of_role(role)
+                client = lab.of_role(role, attempts=1)
                 for position in itertools.count():
                     fields = {"rollout": f"ro-{position % 7}"} if body == "rollout_enqueued" else {}
                     event = minimal_event(body, update=f"up-{position % 3}", **fields)
@@ -328,6 +386,25 @@ async def test_an_entry_that_is_not_the_trees_is_not_judged() -> None:
         await lab.start()
 
 
+async def test_an_author_who_is_not_the_trees_is_not_believed() -> None:
+    """The opening alone was changed, of a batch in which the asked entry comes later."""
+    async with Lab() as lab:
+        events = [minimal_event("update_proposed", update=f"up-{number}") for number in (1, 2)]
+        await lab.client("trainer-1").append([lab.event(event) for event in events])
+        await lab.of_role("runner").append([lab.event(minimal_event("rollout_enqueued"))])
+        await lab.stop()
+        store = _data(lab) / "ledger.sqlite"
+        opened = len(events).to_bytes(2, "big") + bytes([len("trainer-1")])
+        assert 1 == _replace(store, opened + b"trainer-1", opened + b"trainer-2")
+        await lab.start()
+        with pytest.raises(AssayError) as caught:
+            await ReceiptsClient(lab.of_role("auditor")).get_update("up-2")
+        assert not isinstance(caught.value, NotFoundError)
+        await lab.stop()
+        assert 1 == _replace(store, opened + b"trainer-2", opened + b"trainer-1")
+        await lab.start()
+
+
 async def test_streams_that_were_forgotten_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for one, the store is asked for a stream's next sequence: none has a gap or begins anew."""
     monkeypatch.setattr(state, "_MOST_STREAMS", 1)
@@ -376,7 +453,8 @@ def test_a_long_log_is_recovered_by_its_end(tmp_path: Path, monkeypatch: pytest.
     trust = parse_trust_document((tmp_path / "home" / "trust.txt").read_bytes())
     data = tmp_path / "home" / "ledger" / "data"
     store = SQLiteStore(Folder(data), home.origin)
-    first = recover(store, trust, data)
+    keys = state.KeyRing([read_key(tmp_path / "home" / "ledger" / "note.key")])
+    first = recover(store, trust, data, keys=keys)
     assert 0 < size - first.views.size < 3000
     document = receipt_document(first.view.receipts, "update-00001", size)
     changes = first.take_changes()
@@ -385,7 +463,7 @@ def test_a_long_log_is_recovered_by_its_end(tmp_path: Path, monkeypatch: pytest.
     first.views.close()
     folded: list[int] = []
     monkeypatch.setattr(recovery.FoldRunner, "apply", lambda _, batch: folded.append(batch.first_index))
-    second = recover(store, trust, data)
+    second = recover(store, trust, data, keys=keys)
     assert [] == folded
     assert (size, first.tree.root()) == (second.state.size, second.tree.root())
     assert first.state.authority == second.state.authority

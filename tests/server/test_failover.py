@@ -11,8 +11,8 @@ import pytest
 
 from tests.crash.audit import Audit
 from tests.crash.load import Load, Promises
-from tests.crash.torture import free_port
 from tests.lab import Lab
+from tests.ports import free_port
 from tests.postgres import Cluster, NoPostgresError
 from tests.server.test_standby import standby
 

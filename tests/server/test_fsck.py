@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from clients.home import ledger_config
 from clients.keyfile import read_key
-from clients.servers import ledger_config
 from ledger.checkpoint import Checkpoint, open_note, sign_checkpoint
 from ledger.entry import decode_entry, encode_run, iter_run
 from ledger.merkle import Tree, leaf_hash

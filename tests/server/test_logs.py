@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clients.servers import ledger_config
+from clients.home import ledger_config
 from ledger.errors import FormatError
 from ledger.server.config import load_config
 from tests.lab import Lab

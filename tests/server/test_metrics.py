@@ -6,11 +6,14 @@ import asyncio
 import re
 import urllib.request
 from collections.abc import Iterator
+from io import BytesIO
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from clients.blobs import BlobsClient
 from ledger.errors import FatalError, OverloadedError
+from ledger.server.blob_service import BlobLimits
 from ledger.server.metrics import Metrics
 from ledger.server.store import Commit, Store
 from ledger.v1 import ledger_pb2
@@ -39,7 +42,7 @@ def _samples(text: str) -> Iterator[tuple[str, float]]:
 
 
 def _lab(**more: object) -> Lab:
-    return Lab(settings={"metrics": "127.0.0.1:0"}, **more)  # type: ignore[arg-type]
+    return Lab(settings={"metrics": "127.0.0.1:0"}, **more)  # type: ignore[arg-type]  # passed through
 
 
 async def test_batches_are_counted_by_what_became_of_them() -> None:
@@ -82,6 +85,35 @@ async def test_what_stands_is_read_when_somebody_asks() -> None:
         await until(
             lambda: 0 == host.metrics.registry.get_sample_value("assay_streams_open", {"rpc": "Follow"})
         )
+
+
+async def test_content_is_counted() -> None:
+    """What is kept, named and erased, from the start and as it changes; what was refused, by its reason."""
+    limits = BlobLimits(blob_bytes=100)
+    async with Lab(settings={"metrics": "127.0.0.1:0", "blob_limits": limits}) as lab:
+        client = BlobsClient(lab.of_role("runner"))
+        made = [await client.put(BytesIO(bytes(size))) for size in (10, 20, 40)]
+        assert "BLOB_TOO_LARGE" == await reason_of(client.put(BytesIO(bytes(101))))
+        assert "MAY_NOT_READ" == await reason_of(BlobsClient(lab.of_role("trainer")).stat(made[0].digest))
+        assert [3, 70, 3, 0] == await _kept(lab)
+        await lab.of_role("runner").append([enqueued(lab, input_blob=made[0])])
+        await lab.of_role("operator").append([body(lab, "blob_erased", digest=made[1].digest)] * 2)
+        assert lab.host is not None
+        await lab.host.services.blobs.collect()
+        assert [2, 50, 1, 1] == await _kept(lab)
+        numbers = await _numbers(lab)
+        refused = {name: value for name, value in numbers.items() if name.startswith("assay_blob_refusals_t")}
+        assert {
+            "assay_blob_refusals_total{reason=BLOB_TOO_LARGE}": 1,
+            "assay_blob_refusals_total{reason=MAY_NOT_READ}": 1,
+        } == refused
+        await lab.restart()
+        assert [2, 50, 1, 1] == await _kept(lab)
+
+
+async def _kept(lab: Lab) -> list[float]:
+    numbers = await _numbers(lab)
+    return [numbers[f"assay_blobs{name}"] for name in ("", "_bytes", "_orphans", "_erased")]
 
 
 class _Full:

@@ -64,7 +64,7 @@ async def test_an_author_who_cancels_keeps_his_room_until_the_batch_is_done() ->
         appender, room = _appender(lab)
         assert lab.host is not None
         pending: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
-        lab.host.services.sequencer.submit = lambda *_: pending  # type: ignore[method-assign]
+        lab.host.services.sequencer.submit = lambda *_: pending  # type: ignore[method-assign]  # a fault put in
         request = batch(lab.identity("runner-1"), [enqueued(lab)]).request(0)
         context: Any = _Context()
         call = asyncio.create_task(appender.append(request, context))

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import pytest
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # type: ignore[import-untyped]  # ships no types
     ProtoReflectionDescriptorDatabase,
 )
 
@@ -45,4 +45,4 @@ async def test_who_has_no_certificate_learns_nothing() -> None:
     async with Lab() as lab:
         with pytest.raises(grpc.RpcError) as caught:
             await asyncio.to_thread(_stranger, lab)
-        assert grpc.StatusCode.UNAVAILABLE == caught.value.code()  # type: ignore[attr-defined]
+        assert grpc.StatusCode.UNAVAILABLE == caught.value.code()  # type: ignore[attr-defined]  # a Call too

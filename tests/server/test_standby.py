@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from clients.servers import ledger_config
+from clients.home import ledger_config
 from ledger.checkpoint import open_note
 from ledger.entry import encode_run
 from ledger.errors import FatalError, FormatError
@@ -25,10 +25,10 @@ from ledger.server.durable import Folder
 from ledger.server.postgres import PostgresStore
 from ledger.server.standby import Watch, remember, until_free
 from ledger.server.store import Commit, Store
-from tests.crash.torture import free_port
 from tests.faults import FaultStore
 from tests.lab import Lab
-from tests.server.people import batch, enqueued, reason_of
+from tests.ports import free_port
+from tests.server.people import batch, enqueued, reason_of, until
 
 
 class Standby:
@@ -350,8 +350,7 @@ async def test_law_06_a_standby_exits_with_3_when_the_database_is_set_back(postg
 
 async def _until_remembered(data: Path, size: int) -> None:
     """Waits until another process has written a checkpoint of `size` into its released file."""
-    while b"\n%d\n" % size not in (data / "released").read_bytes():  # noqa: ASYNC110 - another process's file
-        await asyncio.sleep(0.01)
+    await until(lambda: b"\n%d\n" % size in (data / "released").read_bytes(), every=0.01)
 
 
 async def test_law_06_a_ledger_refuses_a_database_set_back_or_a_folder_that_forgot(postgres_url: str) -> None:

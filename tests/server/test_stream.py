@@ -96,6 +96,27 @@ async def test_what_a_source_raises_comes_out_of_the_stream() -> None:
                 pass
 
 
+async def test_what_a_source_raises_between_two_answers_comes_out_too() -> None:
+    """The source fails while its reader is busy with an answer, and no other answer is due."""
+    async with Lab() as lab:
+        answered, raised = asyncio.Event(), asyncio.Event()
+
+        async def source() -> AsyncIterator[list[bytes]]:
+            yield [enqueued(lab)]
+            await answered.wait()
+            raised.set()
+            raise LookupError("the source is gone")
+
+        with pytest.raises(LookupError, match="the source is gone"):
+            async with asyncio.timeout(10) as limit:
+                async for _ in lab.of_role("runner").append_stream(source()):
+                    answered.set()
+                    await raised.wait()
+                    for _turn in range(10):
+                        await asyncio.sleep(0)
+        assert not limit.expired()
+
+
 async def test_read_gives_any_range_and_proves_it() -> None:
     """Ranges across runs and slices, the empty one included."""
     async with Lab() as lab:

@@ -1,131 +1,27 @@
-"""The tile writer: what a folder holds at any moment, and what becomes of it when disk or process fails."""
+"""The tile writer: what a folder holds at any moment, and what a start makes of what it finds there."""
 
 from __future__ import annotations
 
 import errno
-import functools
-import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from clients.tiles import open_log
 from ledger.checkpoint import Checkpoint, parse_checkpoint_text, sign_checkpoint
-from ledger.entry import encode_run, iter_run
+from ledger.entry import encode_run
 from ledger.errors import FatalError
 from ledger.export import read_export
 from ledger.merkle import Tree, leaf_hash, verify_consistency, verify_inclusion
-from ledger.note import SigningKey, parse_note
-from ledger.server import durable
-from ledger.server.durable import Files, Folder
-from ledger.server.sequencer import Head
-from ledger.server.sqlite import SQLiteStore
-from ledger.server.store import Commit
-from ledger.server.tiles import TiledTree, TileWriter
-from ledger.tile import ENTRIES, TILE_WIDTH, Tile, parse_tile_path, tiles_of
-from tests.crash.steps import Fault, build_shim, strike
+from ledger.note import parse_note
+from ledger.tile import tiles_of
 from tests.lab import Lab
 from tests.server.people import enqueued, until
-
-KEY = SigningKey("log-0123456789abcdef", bytes(range(32)))
-STRANGER = SigningKey("log-0123456789abcdef", bytes(32))
-
-
-def entry(index: int) -> bytes:
-    """An entry's bytes: of many lengths, none and 65,535 among them."""
-    if index == 3:
-        return b""
-    return b"%d " % index * (index % 50) if index != 300 else bytes(65_535)
-
-
-# --- the reference: what a static log of some entries is, made from its definition -------------------------
-
-
-def row(level: int, size: int) -> list[bytes]:
-    """The complete nodes of a level, 8 levels of the tree a step."""
-    if level == 0:
-        return _leaves(size)
-    below = row(level - 1, size)
-    return [Tree(below[n : n + 256]).root() for n in range(0, len(below) - 255, 256)]
-
-
-@functools.cache
-def _leaf(index: int) -> bytes:
-    return leaf_hash(entry(index))
-
-
-def _leaves(size: int) -> list[bytes]:
-    return [_leaf(index) for index in range(size)]
-
-
-def expected(tile: Tile, size: int) -> bytes:
-    """A tile's bytes."""
-    start = tile.index * TILE_WIDTH
-    if tile.level == ENTRIES:
-        return encode_run(map(entry, range(start, start + tile.width)))
-    return b"".join(row(tile.level, size)[start : start + tile.width])
-
-
-class Log:
-    """A real store and a real tree; stands for the sequencer before a `TileWriter`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.tiles = folder / "tiles"
-        self.open()
-
-    def open(self) -> None:
-        """As a server starts: the tree from the tiles, the rest from the store."""
-        self.store = SQLiteStore(Folder(self.folder), KEY.verifier_key.name)
-        head = self.store.head()
-        size = 0 if head is None else head[0]
-        tree = TiledTree.open(self.tiles, [KEY.verifier_key])
-        self.tree = TiledTree(self.tiles) if tree is None or tree.size > size else tree
-        self.begun = self.tree.size
-        for first_index, run in self.store.runs(self.begun):
-            entries = list(iter_run(run))[max(0, self.begun - first_index) :]
-            self.tree.extend(map(leaf_hash, entries))
-        self.size = size
-        if head is not None:
-            self.head = Head(size, self.tree.root(), head[1])
-            assert Tree(_leaves(size)).root() == self.tree.root()
-
-    def close(self) -> None:
-        """Lets go of the store."""
-        self.store.close()
-
-    @property
-    def state(self) -> Any:
-        """What the writer asks of the sequencer's state."""
-        return self
-
-    authority = trust = property(lambda self: self)
-    ledger_keys = (KEY.verifier_key,)
-    log = KEY.verifier_key
-
-    def grow(self, count: int) -> None:
-        """A commit of `count` entries."""
-        entries = [entry(index) for index in range(self.size, self.size + count)]
-        self.tree.extend(map(leaf_hash, entries))
-        size = self.size + count
-        note = self.note(size)
-        self.store.commit(Commit(self.size, encode_run(entries), (), size, note))
-        self.size = size
-        self.head = Head(size, self.tree.root(), note)
-
-    def note(self, size: int, key: SigningKey = KEY) -> bytes:
-        """The signed checkpoint of a size."""
-        return sign_checkpoint(Checkpoint(key.verifier_key.name, size, self.tree.root(size)), key)
-
-    def writer(self) -> TileWriter:
-        """The writer of a server that starts."""
-        return TileWriter(self.tree, self.store, self)  # type: ignore[arg-type]  # stands for the sequencer
+from tests.server.site import KEY, STRANGER, Log, check_site, entry, leaves
 
 
 @pytest.fixture
@@ -134,31 +30,6 @@ def log(tmp_path: Path) -> Iterator[Log]:
     made = Log(tmp_path / "data")
     yield made
     made.close()
-
-
-def check_site(folder: Path, size: int | None = None) -> int:
-    """That everything the folder's checkpoint calls for is there and right, and nothing else is wrong.
-
-    Gives the size, which must be `size` where that is given; 0 without a checkpoint.
-    """
-    published = 0
-    if (folder / "checkpoint").exists():
-        checkpoint = parse_checkpoint_text(parse_note((folder / "checkpoint").read_bytes()).text)
-        published = checkpoint.size
-        assert Tree(_leaves(published)).root() == checkpoint.root
-        for tile in tiles_of(published):
-            whole = folder / Tile(tile.level, tile.index).path
-            path = folder / tile.path if (folder / tile.path).exists() else whole
-            assert path.exists(), tile
-    for path in (folder / "tile").rglob("*"):
-        if path.is_file():
-            tile = parse_tile_path(str(path.relative_to(folder)))
-            end = (tile.index * 256 + tile.width) * 256 ** max(tile.level, 0)
-            assert expected(tile, end) == path.read_bytes(), tile
-    if size is not None:
-        assert size == published
-        assert not (folder / ".temp").exists() or not list((folder / ".temp").iterdir())
-    return published
 
 
 # --- what is written ---------------------------------------------------------------------------------------
@@ -185,7 +56,7 @@ async def test_a_third_level_and_a_long_way(log: Log) -> None:
     writer = log.writer()
     assert await writer._publish()
     check_site(log.tiles, 70_000)
-    whole = Tree(_leaves(70_000))
+    whole = Tree(leaves(70_000))
     for index, size in ((0, 1), (255, 256), (256, 69_999), (65_535, 65_536), (12_345, 70_000)):
         assert whole.inclusion(index, size) == log.tree.inclusion(index, size)
         assert whole.consistency(index + 1, size) == log.tree.consistency(index + 1, size)
@@ -376,112 +247,6 @@ async def test_law_06_a_full_tile_is_never_written_over(log: Log) -> None:
     assert 100 == parse_checkpoint_text(parse_note((log.tiles / "checkpoint").read_bytes()).text).size
 
 
-# --- faults ------------------------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-@dataclass
-class Steps:
-    """Counts the writer's steps on the disk, and lets one of them fail in one of the ways."""
-
-    at: int
-    action: str
-    #: Files are written side by side.
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    def around(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`real`, with the fault."""
-
-        def step(*arguments: Any, **named: Any) -> Any:
-            now = next(self.numbers) == self.at
-            if now and self.action == "before":
-                raise Killed
-            if now and self.action in {"fail", "full"}:
-                raise OSError(errno.ENOSPC if self.action == "full" else errno.EIO, "injected")
-            try:
-                return real(*arguments, **named)
-            finally:  # also where it found out by itself that nothing is there
-                if now and self.action == "after":
-                    raise Killed
-                if now and self.action == "lie":
-                    raise OSError(errno.EIO, "injected")
-
-        return step
-
-
-def _inject(steps: Steps, patch: pytest.MonkeyPatch) -> None:
-    """Opening a temporary file, its flush, its rename, new folders, and removing old tiles are the steps."""
-    for owner, name in (
-        (durable.os, "fsync"),
-        (Path, "open"),
-        (Path, "mkdir"),
-        (Path, "replace"),
-        (shutil, "rmtree"),
-    ):
-        patch.setattr(owner, name, steps.around(getattr(owner, name)))
-
-
-async def _grown(folder: Path) -> tuple[Log, TileWriter]:
-    """A log whose next publication fills a tile, begins another, and makes new folders."""
-    log = Log(folder)
-    writer = log.writer()
-    log.grow(200)
-    assert await writer._publish()
-    log.grow(100)
-    return log, writer
-
-
-async def _steps(folder: Path) -> int:
-    log, writer = await _grown(folder)
-    steps = Steps(0, "none")
-    with pytest.MonkeyPatch.context() as patch:
-        _inject(steps, patch)
-        assert await writer._publish()
-    log.close()
-    check_site(log.tiles, 300)
-    return next(steps.numbers) - 1
-
-
-@pytest.mark.parametrize("action", ["before", "after", "fail", "lie", "full"])
-async def test_law_03_each_step_may_fail(tmp_path: Path, action: str) -> None:
-    """Killed before or after a step, or told that it failed, done or not: what the checkpoint calls for is
-    there, and the next publication, of this process or of one that starts again, completes it."""
-    count = await _steps(tmp_path / "count")
-    assert count > 20
-    for number in range(1, count + 1):
-        log, writer = await _grown(tmp_path / f"{number}")
-        with pytest.MonkeyPatch.context() as patch:
-            _inject(Steps(number, action), patch)
-            if action in {"before", "after"}:
-                with pytest.raises(Killed):
-                    await writer._publish()
-            else:
-                assert not await writer._publish()
-                assert 1 == writer.failures
-        assert check_site(log.tiles) in {200, 300}
-        if action in {"before", "after"}:
-            log.close()
-            log.open()
-            writer = log.writer()
-        log.grow(3)
-        assert await writer._publish()
-        check_site(log.tiles, 303)
-        log.close()
-
-
-def test_files_appear_whole(tmp_path: Path) -> None:
-    """What a killed writer left goes at the next start."""
-    files = Files(tmp_path / "made")
-    files.write([("a/b", b"1"), ("c", b"2")])
-    assert (b"1", b"2") == ((tmp_path / "made/a/b").read_bytes(), (tmp_path / "made/c").read_bytes())
-    (tmp_path / "made/.temp/0").write_bytes(b"half")
-    Files(tmp_path / "made")
-    assert [] == list((tmp_path / "made/.temp").iterdir())
-
-
 # --- a whole ledger ----------------------------------------------------------------------------------------
 
 
@@ -548,36 +313,3 @@ async def test_law_06_a_tile_of_another_log_ends_the_ledger() -> None:
         shutil.move(lab.path / "ledger/data/tiles", lab.root / "evidence")
         await lab.start()
         assert 300 < (await lab.check()).size
-
-
-# --- a real process, struck in the system call -------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The compiled faults."""
-    try:
-        return build_shim(tmp_path_factory.mktemp("shim"))
-    except FileNotFoundError as absent:
-        pytest.skip(str(absent))
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(action, call, path)
-        for call, path, actions in (
-            ("write", "/tiles/.temp/", ("fail", "full", "short", "before", "after")),
-            ("sync", "/tiles/.temp/", ("fail", "lie", "before", "after")),
-            ("rename", "/tiles/tile/", ("fail", "lie", "before", "after")),
-            ("sync", "/tiles/tile/", ("fail", "lie", "before", "after")),
-            ("rename", "/tiles/checkpoint", ("fail", "lie", "before", "after")),
-        )
-        for action in actions
-    ],
-    ids=str,
-)
-async def test_law_03_a_fault_at_a_tile_loses_no_append(shim: Path, tmp_path: Path, fault: Fault) -> None:
-    """Only a killed ledger ends, and everything acknowledged stands."""
-    outcome = await strike(shim, tmp_path, fault)
-    assert outcome.codes == ((-9,) if fault.action in {"before", "after"} else ())

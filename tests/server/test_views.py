@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 from clients.demo.scenario import digest
 from clients.ids import uuid7
+from ledger.content import ContentRules
+from ledger.fact import Fact
 from ledger.server import records, updates
+from ledger.server.stored import Parsed
 from ledger.server.views import Views
 from ledger.trust import WRITER, role_name
 from ledger.v1 import approver_pb2, canary_pb2, gate_pb2, operator_pb2, options_pb2, runner_pb2, trainer_pb2
@@ -101,6 +104,13 @@ def assert_same(log: MemoryLog, size: int, cold: ColdFold) -> None:
     assert concluded(warm) == concluded(cold.view.receipts)
     assert listed(warm) == cold.listing()
     reference = Reference(log.entries[:size])
+    rules = ContentRules()
+    for entry in log.entries[:size]:
+        rules.take([entry[4]])
+    assert rules.rollouts == {
+        rollout: (workflow, version)
+        for rollout, workflow, version in cold.views.select("SELECT * FROM under_blob")
+    }
     assert reference.rollouts == {name: list(cold.index.of_rollout(name)) for name in reference.rollouts}
     for update in warm.updates:
         visible = reference.visible.get(update, [])
@@ -166,6 +176,63 @@ def test_with_room_for_next_to_nothing_they_find_the_same(
 
 
 @pytest.mark.parametrize("told", STORIES)
+@pytest.mark.parametrize("every", [3, 17])
+async def test_records_that_are_made_while_the_log_goes_on_find_the_same(
+    tmp_path: Path, told: Callable[[], MemoryLog], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two slices entries are folded and rows written, and some records are made by the fold."""
+    monkeypatch.setattr(records, "_SLICE", 4)
+    log = told()
+    cold = ColdFold(tmp_path / "views.sqlite", log.entries, log.tree)
+    cold.fold(log.size // 3)
+    cold.write()
+    reads: list[int] = []
+
+    async def aside(read: Callable[[], Parsed]) -> Parsed:
+        parsed = read()
+        reads.append(len(parsed.entries))
+        cold.fold(min(cold.size + every, log.size))
+        if len(reads) % 3 == 0:
+            cold.write()
+        return parsed
+
+    while cold.size < log.size:
+        cold.view.forget()
+        for update in list(cold.view.receipts.updates):
+            await cold.view.prepare(update, aside)
+    assert 4 == max(reads)
+    assert_same(log, log.size, cold)
+
+
+@pytest.mark.parametrize("told", STORIES)
+async def test_folding_what_was_read_ahead_reads_nothing(
+    tmp_path: Path, told: Callable[[], MemoryLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a judgment, a move or a touch asks for was read before the event came to the fold."""
+    log = told()
+    cold = ColdFold(tmp_path / "views.sqlite", log.entries, log.tree)
+    at = cold.facts.at
+    read: list[int] = []
+
+    async def aside(asked: Callable[[], Parsed]) -> Parsed:
+        return asked()
+
+    def blocks(positions: Sequence[int]) -> Iterator[Fact]:
+        read.append(cold.size)
+        return at(positions)
+
+    monkeypatch.setattr(cold.facts, "at", blocks)
+    for size in range(log.size):
+        await cold.view.prepare_for([log.entries[size][4]], aside)
+        cold.fold(size + 1)
+        cold.write()
+        cold.view.forget()
+    assert [] == read
+    assert_same(log, log.size, cold)
+    assert read  # what was not foreseen is read all the same
+
+
+@pytest.mark.parametrize("told", STORIES)
 def test_rows_and_memory_agree_on_every_prefix(tmp_path: Path, told: Callable[[], MemoryLog]) -> None:
     """At forty sizes, each time after a start from the rows."""
     log = told()
@@ -222,6 +289,8 @@ _BODIES: Final = (
     "rollback_requested",
     "environment_changed",
     "training_paused",
+    "workflow_declared",
+    "blob_erased",
 )
 _MODES: Final = (runner_pb2.MODE_TRAIN, runner_pb2.MODE_VAL, runner_pb2.MODE_HOLDOUT, runner_pb2.MODE_CANARY)
 _Claim = tuple[str, str | None, str, int, int]
@@ -250,6 +319,16 @@ def _claim(log: MemoryLog, claim: _Claim, batch: int) -> None:
             fields["update"] = update or "u1"
         if "rollout" in descriptor.fields_by_name:
             fields["rollout"] = rollout
+    blob = options_pb2.Blob(digest=bytes([number % 3]) * 32, size=1)
+    if name == "rollout_enqueued":
+        fields |= {"workflow": "w", "workflow_version": 1 + number % 2}
+        fields |= {"input_blob": blob} if number % 5 == 0 else {}
+    if name == "span_recorded" and number % 4 == 0:
+        fields["blob"] = blob
+    if name == "workflow_declared":
+        fields |= {"workflow": "w", "version": 1 + number % 2, "content_rule": 1 + number % 3 % 2}
+    if name == "blob_erased":
+        fields["digest"] = blob.digest
     if name == "evaluation_recorded":
         fields["subject"] = 1 + number % 2
     if name == "canary_started" and number % 2:

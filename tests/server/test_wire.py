@@ -99,7 +99,7 @@ async def test_a_fault_of_the_server_is_not_taken_for_the_connections() -> None:
 
     async with Lab() as lab:
         assert lab.host is not None
-        lab.host.services.sequencer.inclusion = broken  # type: ignore[method-assign]
+        lab.host.services.sequencer.inclusion = broken  # type: ignore[method-assign]  # a fault put in
         client = lab.of_role("auditor")
         with pytest.raises(FatalError) as caught:
             await client.call(client.stub.ProveInclusion, ledger_pb2.ProveInclusionRequest(index=0))

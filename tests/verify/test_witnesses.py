@@ -96,6 +96,7 @@ def test_v6_an_age_is_never_judged_without_a_cosignature() -> None:
     with pytest.raises(VerificationError) as caught:
         _verify(forge, _note(forge), DAY)
     assert "STALE_COSIGNATURE" == caught.value.reason
+    assert "got none of any age" in caught.value.message
     assert forge.size == _verify(forge, _note(forge, None, 5), DAY).size
     assert forge.size == _verify(forge, _note(forge)).size
 
