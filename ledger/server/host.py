@@ -156,12 +156,10 @@ class Host:
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def serve(self) -> None:
-        """Until stopped; raises FatalError if the sequencer or the tiles had to stop."""
-        sequencing, _, tiling, _, witnessing = self._tasks
-        ending = {sequencing, tiling, witnessing}
-        await asyncio.wait(ending, return_when=asyncio.FIRST_EXCEPTION)
-        for task in ending:
-            if task.done():
+        """Until stopped; raises what ended one of the tasks: without any of them appends would hang, or lag."""
+        await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
                 await task
 
     async def stop(self) -> None:

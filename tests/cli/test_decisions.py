@@ -312,7 +312,7 @@ def test_an_export_of_tiles_goes_on_where_it_was(office: Office, tmp_path: Path)
         office.send("runner-1", [minimal_event("rollout_enqueued")])
     for usage in (("export",), ("export", tmp_path / "log.export", "--tiles", folder)):
         assert office.run(*usage).code == 2
-    (folder / "tile" / "0" / "000.p" / str(exported["size"])).write_bytes(b"short")
+    next(path for path in (folder / "tile" / "0").rglob("*") if path.is_file()).write_bytes(b"short")
     damaged = office.run("verify", folder, *trust)
     assert damaged.code == 3
     assert damaged.err.startswith("assay: V5: BAD_TILE: ")

@@ -65,3 +65,28 @@ def test_a_genesis_cut_anywhere_is_refused_or_shorter_by_whole_batches() -> None
         with pytest.raises(FormatError) as caught:
             decode_genesis(whole[:cut])
         assert "CUT_SHORT" == caught.value.reason
+
+
+@pytest.mark.parametrize("part", ["keeper", "folds"])
+async def test_a_part_that_breaks_ends_the_ledger(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it appends would hang in the end: whoever serves learns of it at once."""
+
+    async def broken(self: object) -> None:
+        raise RuntimeError("broken")
+
+    owner = {"keeper": "ledger.server.keeper.Keeper", "folds": "ledger.server.folds.FoldRunner"}[part]
+    async with Lab() as lab:
+        await lab.stop()
+        with monkeypatch.context() as patch:
+            patch.setattr(f"{owner}.run", broken)
+            host = lab.build()
+            await host.start()
+            with pytest.raises(RuntimeError, match="broken"):
+                await host.serve()
+            for task in host._tasks:
+                task.cancel()
+            await asyncio.gather(*host._tasks, return_exceptions=True)
+            await host.server.stop(None)
+            host.services.reader.close()
+            host.store.close()
+        await lab.start()
