@@ -156,7 +156,7 @@ class Host:
             await self.health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def serve(self) -> None:
-        """Until stopped; raises what ended one of the tasks: without any of them appends would hang, or lag."""
+        """Until stopped; raises what ended one of the tasks, without which appends would hang in the end."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in self._tasks:
             if task.done() and not task.cancelled():
