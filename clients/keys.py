@@ -85,8 +85,13 @@ def grant_in_force(authority: Authority, name: str, key_id: str | None = None) -
     held = [g for (of, _), g in authority.grants.items() if of == name and g.granted_at >= 0]
     living = [g for g in held if g.revocation is None and key_id in (None, g.key.key_id.hex())]
     if not living:
+        has = ", ".join(g.key.key_id.hex() for g in held if g.revocation is None) or "none"
         had = ", ".join(g.key.key_id.hex() for g in held if g.revocation is not None) or "none"
-        raise NotFoundError("NO_SUCH_KEY", f"expected a key of {name} in force, got none (revoked: {had})")
+        wanted = "a key" if key_id is None else f"key {key_id}"
+        raise NotFoundError(
+            "NO_SUCH_KEY",
+            f"expected {wanted} of {name} in force, got none (in force: {has}, revoked: {had})",
+        )
     if len(living) > 1:
         ids = ", ".join(g.key.key_id.hex() for g in living)
         raise RefusedError(

@@ -322,6 +322,7 @@ def rotate(
 async def _rotate(home: Path, desk: KeyDesk, name: str, reason: str) -> dict[str, Any]:
     from clients.keyfile import new_key, passphrase_like, read_key, write_key
     from clients.keys import grant_in_force, rotation_of
+    from ledger.errors import RefusedError
     from ledger.v1 import root_pb2
 
     folder = home / "principals" / name
@@ -341,7 +342,14 @@ async def _rotate(home: Path, desk: KeyDesk, name: str, reason: str) -> dict[str
         _, known = await desk.write(known, rotation_of(old, new))
     _replace(file, pending)
     if known.authority.grants[name, old.key.key_id].revocation is None:
-        _, known = await desk.write(known, root_pb2.KeyRevoked(vkey=str(old.key), reason=reason))
+        try:
+            _, known = await desk.write(known, root_pb2.KeyRevoked(vkey=str(old.key), reason=reason))
+        except RefusedError as error:
+            if error.reason != "KEY_REVOKED":
+                raise
+            known = await desk.known()  # Root revoked it elsewhere a moment ago: the log must say so.
+            if known.authority.grants[name, old.key.key_id].revocation is None:
+                raise
     pending.unlink()
     return {"revoked": str(old.key), "granted": str(new), "verified_size": known.verified.size}
 

@@ -88,7 +88,7 @@ def recover(
     Who has no `keys` of the ledger writes views that no start takes.
     `folds` see every entry, so where there are any nothing is taken from views.
     Raises FatalError: STORE_BROKEN where the store is not a log by this ledger, BEHIND_RELEASED, FORKED,
-    VIEWS_UNREADABLE.
+    VIEWS_UNREADABLE, LOCK_LOST.
     """
     head = store.head()
     views = Views(data / VIEWS, trust.origin)
@@ -110,6 +110,12 @@ def recover(
         return _to_the_head(_views_over(state, tree, store, views, folds, keys), store, head)
     except BaseException as error:
         views.close()
+        if isinstance(error, FatalError) and error.reason == "STORE_BROKEN" and store.head() != head:
+            raise FatalError(
+                "LOCK_LOST",
+                "expected the store to stay as it is while it is read, got another head: this ledger lost "
+                "its lock meanwhile, and another one writes; start again",
+            ) from error
         if isinstance(error, AssayError) and not isinstance(error, FatalError):
             raise FatalError("STORE_BROKEN", f"expected a log that can be read, got {error}") from error
         raise

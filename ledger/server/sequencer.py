@@ -47,7 +47,7 @@ _YIELD_FROM: Final = 64  # events of a batch after which other work may run
 _IDLE_TURNS: Final = 3  # turns of the loop in which no batch came: those of a request from wire to queue
 _MOST_TURNS: Final = 16
 _STOPPING: Final = 1.0  # seconds
-_IDLE: Final = 1.0  # seconds without a batch after which the store is asked whether it is still ours
+_IDLE: Final = 1.0  # seconds without a commit after which the store is asked whether it is still ours
 
 _log = logging.getLogger("ledger.server")
 
@@ -127,6 +127,7 @@ class Sequencer:
         # The last consistency proof and its sizes: the answers of one commit mostly ask for the same one.
         self._proof: tuple[int, int, list[bytes]] = (0, 0, [])
         self._writer = ThreadPoolExecutor(1, "ledger-writer")
+        self._seen_alone = 0.0  # the loop's time at which the store was last seen to be ours
         self._head: Head | None = None
         if (stored := store.head()) is not None:
             self._head = Head(stored[0], state.tree.root(), stored[1])
@@ -214,6 +215,9 @@ class Sequencer:
                     continue
                 self._more.clear()
                 while self._queue:
+                    # Who is only refused, or only sends again, must not keep it from looking.
+                    if asyncio.get_running_loop().time() >= self._seen_alone + _IDLE:
+                        await self._see_that_alone()
                     await self._gather()
                     await self._one_commit(self._take_group())
                     await self._folds.room()
@@ -250,6 +254,7 @@ class Sequencer:
                 "HEAD_MOVED",
                 f"expected the stored log to end at {self._state.size}, got {size}: another writer",
             )
+        self._seen_alone = asyncio.get_running_loop().time()
 
     def _take_group(self) -> list[_Waiting]:
         group = [self._queue.pop()]
@@ -330,6 +335,13 @@ class Sequencer:
                 f"expected root {marker.root.hex()}, placed at {marker.first_index} for sequence "
                 f"{note.sequence} of this stream, got {note.root.hex()}",
             )
+        if marker.first_index >= self._state.size:
+            # It is placed, but not here: no proof of it can be given, and no refusal would be true.
+            raise FatalError(
+                "HEAD_MOVED",
+                f"expected batches placed below {self._state.size}, got one at {marker.first_index}: another "
+                "writer",
+            )
         entry = await self._reader.opening(marker.first_index)
         return Position(entry.index, len(batch.data), entry.recorded_at, entry.previous)
 
@@ -351,6 +363,7 @@ class Sequencer:
             self._metrics.store_errors.labels(error.reason).inc()
             tree.truncate(state.size)
             raise
+        self._seen_alone = loop.time()
         self._metrics.committed(loop.time() - started, len(run), len(draft.placed), draft.size - first_index)
         state.absorb(draft)
         self._head = Head(draft.size, checkpoint.root, signed)

@@ -91,6 +91,7 @@ class Load:
 
     async def abandon(self) -> None:
         """Ends at once: what is under way stays unanswered."""
+        self._stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -63,7 +63,7 @@ class Standby:
 @asynccontextmanager
 async def standby(lab: Lab, *arguments: str, url: str | None, data: str) -> AsyncIterator[Standby]:
     """A standby of the lab's log, its own folder `data` in the home; killed afterwards if it still runs."""
-    config = lab.path / "standby.json"
+    config = lab.path / f"{data.replace('/', '-')}.json"
     store = {} if url is None else {"store": url}
     config.write_text(json.dumps(ledger_config(lab.home) | lab._settings | {"data": data} | store))
     process = await asyncio.create_subprocess_exec(
