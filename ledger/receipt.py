@@ -31,7 +31,7 @@ from ledger.claims import (
     VerdictRecord,
     Void,
 )
-from ledger.errors import CannotTellError
+from ledger.errors import CannotTellError, FatalError
 from ledger.fact import Fact, Suspects
 from ledger.note import VerifierKey
 from ledger.pointers import Pointers, pointer_of
@@ -349,11 +349,17 @@ class Receipts:
     # --- asking --------------------------------------------------------------------------------------------
 
     def now(self, size: int) -> int:
-        """recorded_at of the last entry of a prefix, in microseconds: a verdict's only clock; 0 at size 0."""
+        """recorded_at of the last entry of a prefix, in microseconds: a verdict's only clock; 0 at size 0.
+
+        Raises FatalError VIEW_BROKEN: without a time nothing would ever lapse.
+        """
         position = bisect_right(self._times_from, size - 1)
-        if position:
-            return self._times[position - 1]
-        return (self.records.recorded_at(size - 1) or 0) if size else 0
+        if position or not size:
+            return self._times[position - 1] if position else 0
+        recorded_at = self.records.recorded_at(size - 1)
+        if recorded_at is None:
+            raise FatalError("VIEW_BROKEN", f"expected the time of the entry at {size - 1}, got none")
+        return recorded_at
 
     def judged_on(self, holdout: bytes, until: int, size: int) -> set[str]:
         """Updates whose candidates were evaluated on a holdout at indexes below `until`, as of `size`."""

@@ -94,8 +94,10 @@ class Facts:
         return facts
 
     def recorded_at(self, index: int) -> int:
-        """recorded_at of an entry, in microseconds."""
-        return next(entries_at(self._store, [index])).recorded_at
+        """recorded_at of an entry, in microseconds. Raises FatalError STORE_BROKEN, TILE_DAMAGED."""
+        stored = next(entries_at(self._store, [index]))
+        _compare(self._tree, {index: stored.leaf})  # approvals lapse by it
+        return stored.recorded_at
 
 
 def _compare(tree: TileTree, found: Mapping[int, bytes]) -> None:

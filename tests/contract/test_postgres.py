@@ -127,6 +127,9 @@ def test_two_that_make_the_table_at_once_both_have_it(place: _Place, tmp_path: P
     with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(open_one, number) for number in range(4)]:
             done.result()
+    for number in range(4):
+        with held(PostgresStore(place.url, Folder(tmp_path / str(number)), f"ledger-{number:016x}")) as store:
+            assert 1 == (store.head() or (0, b""))[0]
 
 
 # --- what a commit rests on --------------------------------------------------------------------------------

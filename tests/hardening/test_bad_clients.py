@@ -93,8 +93,10 @@ async def test_a_handshake_that_never_ends_is_ended(kind: str, short_patience: N
             reader, _ = await asyncio.open_connection(*lab.address.split(":"))
         else:
             reader, _ = await attackers.secure()
-        while await reader.read(4096):
-            pass
+        async with asyncio.timeout(60):
+            while await reader.read(4096):
+                pass
+        assert reader.at_eof()
         attackers.leave()
 
 

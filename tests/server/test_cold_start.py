@@ -8,6 +8,7 @@ import logging
 import random
 import shutil
 import sqlite3
+import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,14 +29,15 @@ from ledger.server.durable import Folder
 from ledger.server.folds import Folded, FoldRunner
 from ledger.server.recovery import TILES, VIEWS, recover
 from ledger.server.sqlite import SQLiteStore
-from ledger.server.stored import entries_at
+from ledger.server.stored import Facts, entries_at
+from ledger.server.tiles import TiledTree
 from ledger.server.views import Views
-from ledger.trust import Grant, parse_trust_document
+from ledger.trust import Authority, Grant, parse_trust_document
 from ledger.v1 import event_pb2, gate_pb2
 from tests.bench.biglog import make_big_log
 from tests.events import minimal_event
 from tests.gate_lab import CANARY, DEFAULT, GateLab, Wire
-from tests.lab import Lab
+from tests.lab import START, Lab
 from tests.memory import demo_document, small
 from tests.memory_log import MemoryLog
 
@@ -402,6 +404,32 @@ async def test_an_author_who_is_not_the_trees_is_not_believed() -> None:
         assert not isinstance(caught.value, NotFoundError)
         await lab.stop()
         assert 1 == _replace(store, opened + b"trainer-2", opened + b"trainer-1")
+        await lab.start()
+
+
+async def test_law_15_a_time_that_is_not_the_trees_is_no_clock() -> None:
+    """A verdict's only clock is recorded_at of an entry: one that was changed in the store is refused."""
+    async with Lab() as lab:
+        placed = await lab.of_role("trainer").append([lab.event(minimal_event("update_proposed"))])
+        await lab.of_role("runner").append([lab.event(minimal_event("rollout_enqueued"))])
+        await lab.stop()
+        index = placed.first_index
+        tree = TiledTree.open(_data(lab) / TILES, [lab.trust.log])
+        assert tree is not None
+        before, after = (struct.pack(">BQQ", 1, index, START + more) for more in (0, 1))
+
+        def asked() -> int:
+            store = lab.store()
+            try:
+                return Facts(store, lambda: Authority.initial(lab.trust), tree).recorded_at(index)
+            finally:
+                store.close()
+
+        assert START == asked()
+        assert 1 == _replace(_data(lab) / "ledger.sqlite", before, after)
+        with pytest.raises(FatalError, match="the tree's entry"):
+            asked()
+        assert 1 == _replace(_data(lab) / "ledger.sqlite", after, before)
         await lab.start()
 
 
